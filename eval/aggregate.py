@@ -12,8 +12,8 @@ from eval.results import MODES, Chain, Conversation, Group, Interval, Mode, Part
 def own(conversation: Conversation, mode: Mode) -> tuple[float, float, float]:
     """One conversation's tokens, seconds and seconds of prefill in a mode.
 
-    Turns are summed within each repeat; the median repeat counts, so that one repeat during which another process
-    took the machine does not.
+    Turns are summed within each repeat; the median repeat counts, so that one repeat during which another
+    process took the machine does not.
     """
     answers = [turn.answers[mode] for turn in conversation.turns]
     repeats = list(zip(*(answer.repeats for answer in answers), strict=True))
@@ -40,7 +40,7 @@ def accepted(conversations: Sequence[Conversation], mode: Mode) -> list[list[int
 
 
 def parts(conversations: Sequence[Conversation], label: str, seed: int) -> dict[str, Part]:
-    """The run's figures for each value of a label (`source`, `intent`, `category`); unlabelled ones left out."""
+    """Figures for each value of a label (`source`, `intent` or `category`); unlabelled ones left out."""
     found: dict[str, list[Conversation]] = {}
     for conversation in conversations:
         if (value := getattr(conversation, label)) is not None:
@@ -82,7 +82,8 @@ def aggregate(
 
     Args:
         conversations: raw figures.
-        groups: which were decoded together; the unit of the headline and its interval (at batch 1, a conversation).
+        groups: which were decoded together; the unit of the headline and its interval (at batch 1, a
+        conversation).
         depth: the tree's.
         chain_depth: the chain's.
         seed: of the bootstrap.

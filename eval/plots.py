@@ -57,7 +57,7 @@ def speedup_by(parts: Mapping[str, Part], what: str) -> str:
         )
         _rows(axes, [f"{name} ({part.n})" for name, part in ordered])
         for row, (_, part) in enumerate(ordered):
-            text = f"{part.speedup.mean:.2f}×   τ {part.acceptance_length:.2f}"
+            text = f"{part.speedup.mean:.2f}×\u2003τ {part.acceptance_length:.2f}"
             axes.annotate(text, (1.02, row), xycoords=("axes fraction", "data"), va="center")
         axes.set_xlim(left=min(0.8, min(part.speedup.low for _, part in ordered) * 0.95))
         axes.set_xlabel("speedup over plain, 95% interval")
@@ -77,7 +77,7 @@ def acceptance_by_depth(results: Results) -> str:
         axes.yaxis.set_major_formatter(PercentFormatter(1))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("depth")
-        axes.set_ylabel("accepted, given the depth before")
+        axes.set_ylabel("accepted")
         axes.legend()
     return drawn.svg
 
@@ -96,7 +96,7 @@ def head_accuracy(results: Results) -> str:
         axes.yaxis.set_major_formatter(PercentFormatter(1))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("head")
-        axes.set_ylabel("the true token is among its guesses")
+        axes.set_ylabel("right")
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return drawn.svg
 
@@ -182,12 +182,14 @@ def tree_shape(results: Results) -> str:
             rows.setdefault(leaf[:depth], row)
     with drawing("tree", "The candidate tree", height=0.5 + 0.19 * len(leaves)) as drawn:
         axes = drawn.axes
-        for path in paths:
-            start, stop = rows[path[:-1]], rows[path]
-            x = len(path) - 1
-            line = [x, x + 0.5, x + 0.5, x + 1] if start != stop else [x, x + 1]
-            heights = [start, start, stop, stop] if start != stop else [start, stop]
-            axes.plot(line, heights, color=COLOURS["rule"], linewidth=1, zorder=1)
+        rule = {"color": COLOURS["rule"], "linewidth": 1, "zorder": 1}
+        for parent, row in rows.items():
+            children = [rows[path] for path in paths if path[:-1] == parent]
+            if children:
+                turn = len(parent) + 0.5
+                axes.plot([len(parent), turn], [row, row], **rule)
+                axes.plot([turn, turn], [row, max(children)], **rule)
+                axes.hlines(children, turn, turn + 0.5, **rule)
         for path, row in rows.items():
             colour = COLOURS["tree"] if path else COLOURS["plain"]
             axes.plot(len(path), row, "o", color=colour, markersize=9, zorder=2)

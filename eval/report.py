@@ -100,7 +100,7 @@ def _facts(results: Results) -> list[tuple[str, str]]:
         ("trained by", checkpoint.provenance.get("command")),
         (
             "data",
-            f"{data.name}, {data.conversations:,} of {plural(data.out_of, 'conversation')}; {data.fingerprint}",
+            f"{data.name}, {data.conversations} of {plural(data.out_of, 'conversation')}; {data.fingerprint}",
         ),
         ("warm-up", plural(settings.warmup, "conversation")),
         ("seed", settings.seed),

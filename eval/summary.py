@@ -122,50 +122,44 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [line(header), line(["---"] * len(header)), *map(line, rows)]
 
 
-SIDE_BY_SIDE = (
-    "run",
-    "heads",
-    "tree",
-    "speedup",
-    "acceptance length",
-    "tokens/s",
-    "plain",
-    "chain",
-    "lossless",
-)
-
-
 def side_by_side(runs: Mapping[str, Results]) -> list[tuple[str, ...]]:
-    """Rows under `SIDE_BY_SIDE`, one for each run.
+    """Rows of what, then one figure for each run.
 
     Args:
         runs: what to call a run -> its results.
     """
-    rows = []
-    for name, results in runs.items():
-        check, rate = results.lossless, results.tokens_per_second
-        same = "yes" if not check.different else "NO" if check.not_allowed else f"{check.different} ties"
-        rows.append(
-            (
-                name,
-                f"{results.checkpoint.heads['kind']} × {results.checkpoint.heads['num_heads']}",
-                f"{results.tree.width} nodes",
-                interval(results.speedup),
-                f"{results.acceptance_length:.2f}",
-                f"{rate['tree']:.1f}",
-                f"{rate['plain']:.1f}",
-                f"{results.chain.speedup.mean:.2f}×",
-                same,
-            )
+
+    def same(results: Results) -> str:
+        check = results.lossless
+        return (
+            "NO"
+            if check.not_allowed
+            else f"yes, {plural(check.different, 'tie')}"
+            if check.different
+            else "yes"
         )
-    return rows
+
+    figures = {
+        "heads": lambda r: f"{r.checkpoint.heads['kind']}, {r.checkpoint.heads['num_heads']}",
+        "tree": lambda r: f"{r.tree.width} nodes",
+        "speedup": lambda r: interval(r.speedup),
+        "acceptance length": lambda r: f"{r.acceptance_length:.2f}",
+        "tokens/s": lambda r: f"{r.tokens_per_second['tree']:.1f}",
+        "tokens/s, plain": lambda r: f"{r.tokens_per_second['plain']:.1f}",
+        "speedup, chain": lambda r: interval(r.chain.speedup),
+        "lossless": same,
+    }
+    for peer in sorted({peer.name for results in runs.values() for peer in results.peers}):
+        figures[f"tokens/s, {peer}"] = lambda r, peer=peer: (
+            f"{r.tokens_per_second[peer]:.1f}" if peer in r.tokens_per_second else ""
+        )
+    return [(what, *(figure(results) for results in runs.values())) for what, figure in figures.items()]
 
 
 def print_side_by_side(runs: Mapping[str, Results], console: Console) -> None:
     """The table of `side_by_side`."""
-    table = Table()
-    for title in SIDE_BY_SIDE:
-        table.add_column(title, overflow="fold")
+    table = Table("", *runs)
+    table.columns[0].style = "dim"
     for row in side_by_side(runs):
         table.add_row(*row)
     console.print(table)
@@ -173,4 +167,4 @@ def print_side_by_side(runs: Mapping[str, Results], console: Console) -> None:
 
 def markdown_side_by_side(runs: Mapping[str, Results]) -> str:
     """The same as a Markdown table."""
-    return "\n".join(_table(SIDE_BY_SIDE, side_by_side(runs))) + "\n"
+    return "\n".join(_table(["", *runs], side_by_side(runs))) + "\n"

@@ -22,11 +22,11 @@ COLOURS = {
     name: f"#0{number:x}0{number:x}0{number:x}"
     for number, name in enumerate(["ink", "soft", "rule", "paper", "plain", "tree", "chain", "peer"], start=1)
 }
-WIDTH = 5.3  # inches; with 9-point type, readable on a telephone without zooming
+WIDTH = 5.0  # inches; with 9.5-point type, readable on a telephone without zooming
 
 _STYLE = {
     "svg.fonttype": "none",
-    "font.size": 9,
+    "font.size": 9.5,
     "text.color": COLOURS["ink"],
     "axes.labelcolor": COLOURS["soft"],
     "axes.edgecolor": COLOURS["rule"],
@@ -45,7 +45,7 @@ _STYLE = {
     "lines.linewidth": 1.6,
     "lines.markersize": 5,
     "legend.frameon": False,
-    "legend.fontsize": 8.5,
+    "legend.fontsize": 9,
     "figure.facecolor": "none",
     "axes.facecolor": "none",
     "savefig.facecolor": "none",
