@@ -1,0 +1,113 @@
+"""Prompts from outside shopping: sums, translation, summaries, retrieval, writing, code, reasoning and more."""
+
+import random
+from functools import cache
+
+from medusa.data.shopping.grammar import Deck, Grammar, load_rules, sentence_case
+from medusa.data.shopping.manner import MANNERS
+
+_STYLES = {"plain": 70, "lower": 14, "typos": 6, "chat": 4, "dictation": 3}
+_NAMES = (
+    "Anna",
+    "Tom",
+    "Priya",
+    "Jonas",
+    "Maria",
+    "Kofi",
+    "Elena",
+    "Sam",
+    "Noor",
+    "Chloe",
+    "Mateo",
+    "Ingrid",
+    "Wei",
+)
+_NAMES += (
+    "Lukas",
+    "Fatima",
+    "Ben",
+    "Zoe",
+    "Paul",
+    "Carmen",
+    "Olga",
+    "Hugo",
+    "Yara",
+    "Ravi",
+    "Nina",
+    "Oscar",
+    "Lin",
+)
+_BLOCKS = ("translation", "summary", "retrieval", "coding", "extraction")  # case and spelling matter there
+
+
+@cache
+def general_grammar() -> Grammar:
+    rules = load_rules("general")
+    rules["weekday"] = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
+    return Grammar(rules)
+
+
+class _Numbers:
+    """Names and numbers for one prompt; numbers are drawn anew for every use except where they must agree."""
+
+    def __init__(self, rng: random.Random):
+        self._rng = rng
+        names = Deck(_NAMES, rng)
+        step = rng.randint(2, 9)
+        self._fixed: dict[str, object] = {"first_name": names, "n2s": step}
+        self._fixed |= {"first_name2": names.draw(), "first_name3": names.draw()}
+        self._fixed |= {f"n2s{k}": step * k for k in (2, 4, 8)} | {"n2s2": step * 2}
+        self._fixed |= {"n1": rng.randint(11, 60), "n3": rng.randint(10, 48), "n4": rng.randint(11, 40)}
+        self._fixed |= {"d": rng.randint(3, 6), "h": rng.randint(2, 7), "speed": rng.randrange(20, 130, 5)}
+        self._fixed |= {
+            "big": rng.randrange(62, 200, 2),
+            "pct": rng.choice((5, 8, 10, 12, 15, 20, 25, 30, 40)),
+        }
+
+    def get(self, name: str):
+        if name == "big3":
+            return self._rng.randrange(210, 990, self._rng.choice((1, 5, 10)))
+        if name in ("n2", "n2b"):
+            return self._rng.randint(11, 79)
+        if name == "yy":
+            return f"{self._rng.randint(1, 24):02}"
+        return self._fixed.get(name)
+
+
+def tasks() -> list[str]:
+    """Names of the kinds of prompt: "math", "translation", ..."""
+    names = general_grammar().names("general_")
+    return [name.removeprefix("general_") for name in names if name != "general_follow"]
+
+
+def make_general(rng: random.Random, task: str) -> dict:
+    """One general prompt: {"messages", "category": None, "intent": task, "style", "language", "turns"}."""
+    grammar, scene = general_grammar(), _Numbers(rng)
+    style = rng.choices(list(_STYLES), list(_STYLES.values()))[0]
+    if task in _BLOCKS or style == "plain":
+        style = "plain"
+
+    def write(rule: str) -> str:
+        text = (
+            sentence_case(grammar.rule(rule, rng, scene))
+            if task != "coding"
+            else grammar.rule(rule, rng, scene)
+        )
+        return MANNERS[style](rng, text) if style in MANNERS else text
+
+    users = [write(f"general_{task}")]
+    for _ in range(rng.choices((0, 1, 2), (62, 30, 8))[0]):
+        text = write("general_follow")
+        if text not in users:
+            users.append(text)
+    messages = [{"role": "user", "content": text} for text in users]
+    if rng.random() < 0.08:
+        messages.insert(0, {"role": "system", "content": "You are a helpful assistant."})
+    return {
+        "messages": messages,
+        "category": None,
+        "intent": task,
+        "style": style,
+        "language": "en",
+        "turns": len(users),
+    }
