@@ -23,6 +23,25 @@ Path = tuple[int, ...]
 
 
 @dataclass(frozen=True)
+class TreeLevel:
+    """One depth d of a tree, all int64. n: its nodes; m: the nodes above them that have children.
+
+    Attributes:
+        drafters: [m]; the nodes of depth d - 1 that head d guesses after.
+        paths: [m, d]; each drafter's path from the root, as node numbers.
+        slots: [n]; which drafter (0..m-1) is a node's parent.
+        ranks: [n]; which of the drafter's guesses a node is.
+        top_k: guesses needed of each drafter, a plain int so that no step waits for the device to say.
+    """
+
+    drafters: torch.Tensor
+    paths: torch.Tensor
+    slots: torch.Tensor
+    ranks: torch.Tensor
+    top_k: int
+
+
+@dataclass(frozen=True)
 class TreeBuffers:
     """A tree as tensors, all int64 unless said otherwise. W: width (root included), D: depth, L: leaves.
 
@@ -32,8 +51,7 @@ class TreeBuffers:
         parents: [W]; the root's is itself.
         ranks: [W]; which of the parent's guesses a node is; the root's is 0.
         ancestors: [W, D + 1]; node i's path from the root, padded with i itself past its own depth.
-        level_parents: per depth 1..D, [n_d]: the parents (node numbers) of that level's nodes.
-        level_ranks: per depth 1..D, [n_d]: the ranks of that level's nodes.
+        levels: one entry for each depth 1..D.
     """
 
     mask: torch.Tensor
@@ -41,8 +59,7 @@ class TreeBuffers:
     parents: torch.Tensor
     ranks: torch.Tensor
     ancestors: torch.Tensor
-    level_parents: tuple[torch.Tensor, ...]
-    level_ranks: tuple[torch.Tensor, ...]
+    levels: tuple[TreeLevel, ...]
 
 
 class Tree:
@@ -123,10 +140,20 @@ class Tree:
         padded = [line + [line[-1]] * (self.depth + 1 - len(line)) for line in ancestors]
         parents = [line[-2] if len(line) > 1 else 0 for line in ancestors]
         ranks = [path[-1] if path else 0 for path in nodes]
-        levels = [[n for n, path in enumerate(nodes) if len(path) == d] for d in range(1, self.depth + 1)]
 
         def index(values: list) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.long, device=device)
+
+        def level(depth: int) -> TreeLevel:
+            members = [number for number, path in enumerate(nodes) if len(path) == depth]
+            drafters = sorted({parents[number] for number in members})
+            return TreeLevel(
+                drafters=index(drafters),
+                paths=index([ancestors[number] for number in drafters]),
+                slots=index([drafters.index(parents[number]) for number in members]),
+                ranks=index([ranks[number] for number in members]),
+                top_k=1 + max(ranks[number] for number in members),
+            )
 
         return TreeBuffers(
             mask=mask.to(device),
@@ -134,8 +161,7 @@ class Tree:
             parents=index(parents),
             ranks=index(ranks),
             ancestors=index(padded),
-            level_parents=tuple(index([parents[n] for n in level]) for level in levels),
-            level_ranks=tuple(index([ranks[n] for n in level]) for level in levels),
+            levels=tuple(level(depth) for depth in range(1, self.depth + 1)),
         )
 
     @classmethod
