@@ -1,0 +1,1 @@
+"""The `medusa` command: thin subcommands over the library, one module each."""

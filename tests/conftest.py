@@ -1,0 +1,39 @@
+"""What all tests share: no model hub, one thread for torch, and the real base fetched once."""
+
+from __future__ import annotations
+
+import os
+
+# Before torch and transformers are imported: both read these once.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from hypothesis import settings
+
+# The machine is shared by several test processes: a slow example is no fault.
+settings.register_profile("kit", deadline=None, max_examples=60)
+settings.load_profile("kit")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of the real base SmolLM2-135M-Instruct, fetched into the cache folder if need be."""
+    from medusa.base import fetch_base
+    from medusa.files import medusa_home
+
+    home = medusa_home()
+    home.mkdir(parents=True, exist_ok=True)
+    with FileLock(home / "tests.lock"):  # test processes start together and would each fetch it
+        return fetch_base("smollm2-135m")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test that takes the real base is marked, so that `-m "not base"` leaves the download out."""
+    for item in items:
+        if "smollm2" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.base)
