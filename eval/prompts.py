@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,10 +31,12 @@ class Prompts:
 
     Attributes:
         rows: system and user messages only, with `id`, `source`, `intent`, `category`.
+        turns: `first` or `all` of each conversation's user messages.
         data: what the results say about them.
     """
 
     rows: list[Row]
+    turns: str
     data: Data
 
 
@@ -70,9 +72,11 @@ def load_prompts(data: str, *, turns: str | None = None, limit: int | None = Non
     rows = [row for row in (_asked(row, turns) for row in rows) if row is not None]
     if not rows:
         raise MedusaError(f"--data {data}: no user message in it, nothing to decode")
+    rows = _distinct(rows)
     chosen = rows if limit is None else balanced(rows, limit, seed)
     return Prompts(
         rows=chosen,
+        turns=turns,
         data=Data(
             name=Path(data).name,
             kind=kind,
@@ -82,6 +86,17 @@ def load_prompts(data: str, *, turns: str | None = None, limit: int | None = Non
             turns=sum(message["role"] == "user" for row in chosen for message in row["messages"]),
         ),
     )
+
+
+def _distinct(rows: list[Row]) -> list[Row]:
+    """Rows by distinct ids: a repeated one gets a number."""
+    seen: Counter[str] = Counter()
+    named = []
+    for row in rows:
+        seen[row["id"]] += 1
+        count = seen[row["id"]]
+        named.append(row if count == 1 else {**row, "id": f"{row['id']} ({count})"})
+    return named
 
 
 def _asked(row: Row, turns: str) -> Row | None:

@@ -46,7 +46,11 @@ class Timing(Record):
 
 
 class Answer(Record):
-    """One turn's answer in one mode; `accepted` holds the tokens that each step committed."""
+    """One turn's answer in one mode.
+
+    `accepted` holds the tokens that each step committed, guesses of the heads first and the base's own token
+    last. The answer's first token comes from the prefill, so the answer has one more token than their sum.
+    """
 
     token_ids: list[int]
     finish: str
@@ -55,10 +59,14 @@ class Answer(Record):
 
 
 class PeerAnswer(Record):
-    """The same prompt answered by another implementation. One pair of figures for each repeat."""
+    """The same prompt answered by another implementation: figures of each repeat.
+
+    `same`: its first answer has the plain one's token ids (None where it does not tell them).
+    """
 
     tokens: list[int]
     seconds: list[FiniteFloat]
+    same: bool | None
 
 
 class Turn(Record):
@@ -93,9 +101,9 @@ class Group(Record):
 class Divergence(Record):
     """The first position at which an answer leaves the plain one.
 
-    `gap` is the difference of the base's two best logits there, from one plain forward over the common
-    prefix; `behind` is how far the worse of the two tokens chosen lies below the best logit. None stands for
-    an answer that ended there.
+    `gap` is the difference of the base's two best logits there, from one forward over the common text.
+    `behind` is how far the worse of the two tokens chosen lies below the best logit; see `eval/lossless.py`.
+    None stands for an answer that ended there.
     """
 
     conversation: str
@@ -161,11 +169,16 @@ class TreeShape(Record):
 
 
 class Peer(Record):
-    """Another implementation on some of the same prompts, with this engine's plain figure on just those."""
+    """Another implementation on some of the prompts; this engine's plain figure on just those.
+
+    `same` of its `answers` have the plain ones' token ids.
+    """
 
     name: str
     version: str
     conversations: int
+    answers: int
+    same: int | None
     tokens_per_second: FiniteFloat
     plain_on_the_same: FiniteFloat
     how: str
@@ -202,7 +215,7 @@ class Machine(Record):
 
 
 class Data(Record):
-    """What was decoded."""
+    """What was decoded. `left_out`: ids of conversations whose prompt leaves no room in the base's context."""
 
     name: str
     kind: Literal["conversations", "spec-bench"]
@@ -210,6 +223,7 @@ class Data(Record):
     conversations: int
     out_of: int
     turns: int
+    left_out: list[str] = []
 
 
 class Settings(Record):
@@ -271,6 +285,11 @@ class Results(Record):
     elapsed: FiniteFloat
     conversations: list[Conversation]
     groups: list[Group]
+
+
+def schema() -> str:
+    """The JSON Schema of the file, as text."""
+    return json.dumps(Results.model_json_schema(), indent=2) + "\n"
 
 
 def save(results: Results, path: str | os.PathLike) -> None:

@@ -63,17 +63,17 @@ def speedup(
 
 
 def acceptance_length(accepted: Sequence[Sequence[int]]) -> float:
-    """Tokens committed per step (the root included) over all steps of all answers.
+    """Tokens committed per step, the base's own included, over all steps of all answers; 1 without a step.
 
     Args:
         accepted: for each answer, the tokens committed by each step.
     """
-    return sum(map(sum, accepted)) / sum(map(len, accepted))
+    steps = sum(map(len, accepted))
+    return sum(map(sum, accepted)) / steps if steps else 1.0
 
 
 def acceptance_rate(accepted: Sequence[Sequence[int]], depth: int) -> list[float]:
-    """P(depth d accepted | depth d - 1 accepted) for d = 1..depth; depth 0 is the root, which is always
-    accepted.
+    """P(depth d accepted | depth d - 1 accepted) for d = 1..depth; depth 0 is always accepted.
 
     The last step of an answer may have been cut short by its end (EOS, the token limit), so the depth at
     which it stopped is not counted as refused: it was never tried. A depth that was never reached ends the

@@ -90,6 +90,8 @@ def _inline(svg: str, label: str) -> str:
     svg = re.sub(r'<g id="[A-Za-z0-9]+_\d+"', "<g", svg)
     for name, colour in COLOURS.items():
         svg = svg.replace(colour, f"var(--{name})")
+    # Matplotlib 3.11 writes the family by itself, earlier ones inside the `font` shorthand.
+    svg = re.sub(r"font-family: [^;\"]*", "font-family: var(--sans)", svg)
     svg = re.sub(r"font: ([0-9.]+px) [^;\"]*", r"font: \1 var(--sans)", svg)
     view = re.search(r'viewBox="[^"]*"', svg).group()
     attributes = f'<svg class="plot" role="img" aria-label={quoteattr(label)} {view}'
