@@ -5,6 +5,7 @@ Rows are those of `medusa.data.conversations`: {"id", "messages", "source", "cat
 split is in train or validation, so that what is measured was never trained on.
 """
 
+import itertools
 import json
 import random
 import re
@@ -63,8 +64,11 @@ def make_prompts(
 
 
 def test_prompts() -> list[dict]:
-    """The test split, always the same: grammar conversations of held-out categories, `TEST_PER_INTENT` of each
-    intent in turn (so that any beginning of the list is balanced), then the packaged prompts that a base wrote."""
+    """The test split, always the same.
+
+    Grammar conversations of held-out categories, `TEST_PER_INTENT` of each intent in turn (so that any start of
+    the list is balanced), then the packaged prompts that a base wrote.
+    """
     rows = _shopping("test", TEST_PER_INTENT * len(INTENTS), _TEST_SEED, set())
     written = files("medusa.data.shopping") / "magpie_test.jsonl"
     if written.is_file():
@@ -96,12 +100,9 @@ def _shopping(split: str, count: int, seed: int, seen: set[str]) -> list[dict]:
 
 
 def _general(count: int, seed: int, seen: set[str]) -> list[dict]:
-    kinds = tasks()
     rows = []
-    for i in range(count):
-        row = _distinct(
-            f"general/{seed}/{i}", seen, lambda rng, k=kinds[i % len(kinds)]: make_general(rng, k)
-        )
+    for i, task in zip(range(count), itertools.cycle(tasks()), strict=False):
+        row = _distinct(f"general/{seed}/{i}", seen, lambda rng, task=task: make_general(rng, task))
         rows.append({"id": f"general-{seed}-{i:05}", "source": "general", **row})
     return rows
 

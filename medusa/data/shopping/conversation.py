@@ -2,12 +2,12 @@
 
 import random
 
-from medusa.data.shopping.grammar import sentence_case, shopping_grammar, tidy
+from medusa.data.shopping.grammar import Grammar, sentence_case, shopping_grammar, tidy
 from medusa.data.shopping.manner import MANNERS
 from medusa.data.shopping.products import Category
 from medusa.data.shopping.scene import Scene
 
-INTENTS = (
+PRODUCT_INTENTS = (
     "discovery",
     "comparison",
     "specification",
@@ -17,28 +17,30 @@ INTENTS = (
     "gift",
     "budget",
     "reviews",
-    "order",
-    "returns",
-    "delivery",
     "alternatives",
     "bundle",
-    "troubleshooting",
     "decision",
 )
+SERVICE_INTENTS = ("order", "returns", "delivery", "troubleshooting")
+INTENTS = PRODUCT_INTENTS + SERVICE_INTENTS
 
-# style -> weight. "vague" starts with next to nothing and tells the need over several turns, as people do.
+# Manner of the whole conversation -> weight. Two more are decided by themselves: "vague" starts with next to
+# nothing and tells the need over several turns; "foreign" is written in another language than English.
 STYLES = {
-    "plain": 40,
-    "lower": 16,
+    "plain": 42,
+    "lower": 17,
     "typos": 9,
     "chat": 10,
     "fragment": 8,
     "dictation": 4,
     "email": 5,
-    "vague": 7,
     "shout": 1,
 }
-_TURNS = {1: 42, 2: 28, 3: 18, 4: 8, 5: 4}
+LANGUAGES = {"de": 30, "fr": 20, "es": 20, "it": 12, "pt": 8, "nl": 10}
+_TURNS = {1: 40, 2: 28, 3: 19, 4: 8, 5: 4, 6: 1}
+_FOREIGN_SHARE = 0.24  # of the conversations whose intent and category have words in the language drawn
+_VAGUE_SHARE = 0.4  # of the intent "discovery"
+_SYSTEM_SHARE = 0.22
 
 
 def _weighted(rng: random.Random, weights: dict):
@@ -46,42 +48,46 @@ def _weighted(rng: random.Random, weights: dict):
 
 
 def make_conversation(rng: random.Random, category: Category, intent: str) -> dict:
-    """One conversation: {"messages", "category", "intent", "style", "language", "turns"}, roles system and user."""
+    """One conversation of system and user turns.
+
+    Returns {"messages", "category", "intent", "style", "language", "turns"}.
+    """
     grammar, scene = shopping_grammar(), Scene(category, rng)
+    language = _weighted(rng, LANGUAGES) if rng.random() < _FOREIGN_SHARE else "en"
     style = _weighted(rng, STYLES)
     turns = _weighted(rng, _TURNS)
-    if style == "vague" and intent != "discovery":
-        style = "plain"
-    if style == "vague":
-        turns = rng.choice((2, 3, 3, 4, 5))
-    manner = MANNERS.get(style)
+    if language in category.foreign and f"{language}_{intent}" in grammar:
+        style = "foreign"
+        scene.speak(language)
+    else:
+        language = "en"
+        if intent == "discovery" and rng.random() < _VAGUE_SHARE:
+            style, turns = "vague", rng.choice((2, 3, 3, 4, 4, 5, 6))
+    careless = style in ("vague", "foreign") and rng.random() < 0.4
 
-    def write(text: str, first: bool) -> str:
-        if style == "vague":
-            text = rng.choice((sentence_case, lambda t: t.lower()))(text)
-        elif style == "fragment" and first:
-            text = text if rng.random() < 0.4 else text.lower()
-        elif manner is not None:
-            text = manner(rng, sentence_case(text) if style != "dictation" else text)
-        else:
+    def write(rule: str | None, first: bool) -> str:
+        text = (
+            _first_turn(rng, grammar, scene, intent, style, language)
+            if first
+            else grammar.rule(rule, rng, scene)
+        )
+        if careless or (style == "fragment" and first and rng.random() < 0.6):
+            text = text.lower()
+        elif style in MANNERS:
+            text = MANNERS[style](rng, text if style == "dictation" else sentence_case(text))
+        elif style != "fragment" or not first:
             text = sentence_case(text)
         return scene.fill(text)
 
-    users = [write(_first_turn(rng, grammar, scene, intent, style), first=True)]
-    rules = (
-        ["follow_any", f"follow_{intent}"]
-        if style != "vague"
-        else ["vague_follow", "vague_follow", "follow_any"]
-    )
+    users = [write(None, first=True)]
+    rules = _follow_rules(intent, style, language)
     while len(users) < turns:
-        rule = rng.choice(rules)
-        if len(users) == turns - 1 and turns > 2 and rng.random() < 0.15:
-            rule = "follow_end"
-        text = write(grammar.rule(rule, rng, scene), first=False)
+        ends = len(users) == turns - 1 and turns > 2 and language == "en" and rng.random() < 0.15
+        text = write("follow_end" if ends else rng.choice(rules), first=False)
         if text not in users:
             users.append(text)
     messages = [{"role": "user", "content": text} for text in users]
-    if rng.random() < 0.22:
+    if rng.random() < _SYSTEM_SHARE:
         system = scene.fill(sentence_case(grammar.rule("system", rng, scene)))
         messages.insert(0, {"role": "system", "content": system})
     return {
@@ -89,18 +95,31 @@ def make_conversation(rng: random.Random, category: Category, intent: str) -> di
         "category": category.id,
         "intent": intent,
         "style": style,
-        "language": "en",
+        "language": language,
         "turns": len(users),
     }
 
 
-def _first_turn(rng: random.Random, grammar, scene: Scene, intent: str, style: str) -> str:
-    own = f"{style}_{intent}"
+def _follow_rules(intent: str, style: str, language: str) -> list[str]:
+    """Rules that later turns are drawn from, the likelier ones more than once."""
+    if language != "en":
+        return [f"{language}_follow"]
+    if style == "vague":
+        return ["vague_follow", "vague_follow", "follow_discovery", "follow_product"]
+    kind = "follow_product" if intent in PRODUCT_INTENTS else "follow_service"
+    return [f"follow_{intent}", f"follow_{intent}", kind, kind, "follow_any"]
+
+
+def _first_turn(
+    rng: random.Random, grammar: Grammar, scene: Scene, intent: str, style: str, language: str
+) -> str:
+    if style == "foreign":
+        return grammar.rule(f"{language}_{intent}", rng, scene)
     if style == "vague":
         return grammar.rule("vague", rng, scene)
-    if style in ("fragment", "email") or rng.random() < 0.4:
-        if own in grammar:
-            return grammar.rule(own, rng, scene)
+    own = f"{style}_{intent}"
+    if own in grammar and (style in ("fragment", "email") or rng.random() < 0.4):
+        return grammar.rule(own, rng, scene)
     text = grammar.rule(f"intent_{intent}", rng, scene)
     if style == "email":
         hello, bye = grammar.rule("hello", rng, scene), grammar.rule("bye", rng, scene)
@@ -108,12 +127,8 @@ def _first_turn(rng: random.Random, grammar, scene: Scene, intent: str, style: s
     if style == "fragment":
         return text
     head = grammar.rule("opener", rng, scene) if rng.random() < 0.22 and text[0] not in "\x00-" else ""
-    if head.endswith(","):
-        text = (
-            text[:1].lower() + text[1:]
-            if not text[:2].isupper() and not text.startswith(("I ", "I'"))
-            else text
-        )
+    if head.endswith(",") and not text[:2].isupper() and not text.startswith(("I ", "I'")):
+        text = text[:1].lower() + text[1:]
     tail = grammar.rule("form", rng, scene) if rng.random() < 0.16 else ""
     if rng.random() < 0.14:
         tail = f"{tail} {grammar.rule('closer', rng, scene)}"

@@ -1,4 +1,4 @@
-"""Prompts from outside shopping: sums, translation, summaries, retrieval, writing, code, reasoning and more."""
+"""Prompts from outside shopping: sums, translation, summaries, retrieval, writing, code and more."""
 
 import random
 from functools import cache
@@ -7,36 +7,12 @@ from medusa.data.shopping.grammar import Deck, Grammar, load_rules, sentence_cas
 from medusa.data.shopping.manner import MANNERS
 
 _STYLES = {"plain": 70, "lower": 14, "typos": 6, "chat": 4, "dictation": 3}
-_NAMES = (
-    "Anna",
-    "Tom",
-    "Priya",
-    "Jonas",
-    "Maria",
-    "Kofi",
-    "Elena",
-    "Sam",
-    "Noor",
-    "Chloe",
-    "Mateo",
-    "Ingrid",
-    "Wei",
-)
-_NAMES += (
-    "Lukas",
-    "Fatima",
-    "Ben",
-    "Zoe",
-    "Paul",
-    "Carmen",
-    "Olga",
-    "Hugo",
-    "Yara",
-    "Ravi",
-    "Nina",
-    "Oscar",
-    "Lin",
-)
+_NAMES = """Anna Tom Priya Jonas Maria Kofi Elena Sam Noor Chloe Mateo Ingrid Wei Lukas Fatima Ben Zoe Paul
+Carmen Olga Hugo Yara Ravi Nina Oscar Lin Amara Felix Rosa Timo""".split()
+_PLACES = """Harwick, Port Ellery, Dunmore Bay, Castel Verde, Lakeview, Norrby, Saint-Aubin, Millford,
+East Tarrow, Quillan, Brandsea, Oakhurst, Kirkwell, Monteverro, Ashby Point, Vollmar""".replace("\n", " ").split(", ")
+_BUILDINGS = """library, harbour, bridge, railway station, swimming pool, cinema, lighthouse, town hall,
+hospital, market, mill, theatre, museum, old factory, observatory, bus depot""".replace("\n", " ").split(", ")
 _BLOCKS = ("translation", "summary", "retrieval", "coding", "extraction")  # case and spelling matter there
 
 
@@ -54,12 +30,20 @@ class _Numbers:
         self._rng = rng
         names = Deck(_NAMES, rng)
         step = rng.randint(2, 9)
-        self._fixed: dict[str, object] = {"first_name": names, "n2s": step}
-        self._fixed |= {"first_name2": names.draw(), "first_name3": names.draw()}
-        self._fixed |= {f"n2s{k}": step * k for k in (2, 4, 8)} | {"n2s2": step * 2}
-        self._fixed |= {"n1": rng.randint(11, 60), "n3": rng.randint(10, 48), "n4": rng.randint(11, 40)}
-        self._fixed |= {"d": rng.randint(3, 6), "h": rng.randint(2, 7), "speed": rng.randrange(20, 130, 5)}
-        self._fixed |= {
+        self._fixed: dict[str, object] = {
+            "first_name": names,
+            **{f"first_name{i}": names.draw() for i in (1, 2, 3)},
+            # Two places and one building, so that the texts of a prompt belong together.
+            "place_en": Deck(rng.sample(_PLACES, 2), rng),
+            "building": rng.choice(_BUILDINGS),
+            "n2s": step,
+            **{f"n2s{k}": step * k for k in (2, 4, 8)},
+            "n1": rng.randint(11, 60),
+            "n3": rng.randint(10, 48),
+            "n4": rng.randint(11, 40),
+            "d": rng.randint(3, 6),
+            "h": rng.randint(2, 7),
+            "speed": rng.randrange(20, 130, 5),
             "big": rng.randrange(62, 200, 2),
             "pct": rng.choice((5, 8, 10, 12, 15, 20, 25, 30, 40)),
         }

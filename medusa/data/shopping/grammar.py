@@ -5,7 +5,7 @@ A template is plain text with two constructs, which nest:
 - `{name}`  what `name` stands for: a value of the scene if the scene has it, else a rule of the grammar;
 - `<a|b|c>` one of the alternatives; an empty one makes the text optional, as in `<please |>`.
 
-The scene holds what must agree across one conversation (the product, the budget), the rules hold ways to say it.
+The scene holds what must agree across one conversation (the product, the budget), rules hold ways to say it.
 """
 
 import random

@@ -86,7 +86,7 @@ def lower(rng: random.Random, text: str) -> str:
 
 
 def typos(rng: random.Random, text: str) -> str:
-    """Typing errors in a few words: a swapped, missing, doubled or neighbouring letter, a common misspelling."""
+    """Typing errors in a few words: a swapped, missing, doubled or neighbouring letter, a misspelling."""
 
     def slip(match: re.Match) -> str:
         word = match[0]

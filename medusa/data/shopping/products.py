@@ -143,20 +143,18 @@ def make_product(rng: random.Random, category: Category) -> Product:
     named = sorted(f"{value} {key}" if value.isdigit() else value for key, value in specs.items())
     values = rng.sample(named, min(len(named), rng.randint(1, 3)))
     bare = feature.removeprefix("an ").removeprefix("a ")
-    title = rng.choice(
-        (
-            f"{brand} {model} {noun} with {bare.title()}, {', '.join(values)}, {colour}",
-            f"{brand} {model} {noun} ({', '.join(values)})",
-            f"{brand} {model} – {noun}, {', '.join(values)}",
-            f"{brand} {noun} {model}, {values[0]}, {bare}, {colour.lower()}",
-            f"{brand} {model} {noun} {colour}",
-            f"{brand} {model} {noun} | {bare.title()} | {' | '.join(values)}",
-        )
-    )
+    joined = ", ".join(values)
+    title = (
+        lambda: f"{brand} {model} {noun} with {bare.title()}, {joined}, {colour}",
+        lambda: f"{brand} {model} {noun} ({joined})",
+        lambda: f"{brand} {model} – {noun}, {joined}",
+        lambda: f"{brand} {noun} {model}, {values[0]}, {bare}, {colour.lower()}",
+        lambda: f"{brand} {model} {noun} {colour}",
+        lambda: f"{brand} {model} {noun} | {bare.title()} | {' | '.join(values)}",
+    )[rng.randrange(6)]()
+    name = f"{brand} {model} {category.name}" if rng.random() < 0.25 else f"{brand} {model}"
     return Product(
-        name=rng.choice(
-            (f"{brand} {model}", f"{brand} {model}", f"{brand} {model}", f"{brand} {model} {category.name}")
-        ),
+        name=name,
         title=title,
         brand=brand,
         price=nice_price(rng, *category.price),
@@ -175,33 +173,38 @@ def money(value: float, currency: str) -> str:
     return f"{text} €" if currency == "€" else f"{currency}{text}"
 
 
+def _facts(product: Product, count: int | None = None) -> str:
+    return ", ".join(f"{key} {value}" for key, value in sorted(product.specs.items())[:count])
+
+
+_LINES = {
+    "numbered": lambda i, p, price: f"{i}. {p.title} - {price}",
+    "facts": lambda i, p, price: f"- {p.name}: {price}, {p.rating}/5 ({p.ratings} ratings), {_facts(p)}",
+    "shop": lambda i, p, price: f"{p.title}\n{price}  {p.rating} out of 5 stars, {p.ratings:,} ratings\n",
+    "feature": lambda i, p, price: f"* {p.name} ({price}) - {p.feature}",
+    "short": lambda i, p, price: f"{i}) {p.name}, {_facts(p, 2)}, {price}",
+    "stock": lambda i, p, price: (
+        f"[{i}] {p.title}. Price: {price}. In stock: {'no' if p.ratings % 4 == 0 else 'yes'}"
+    ),
+}
+
+
 def product_list(rng: random.Random, products: list[Product], currency: str) -> str:
     """Several products as a pasted list, in one of the forms shops and people use."""
-    form = rng.randrange(7)
-    lines = []
-    if form == 5:
-        keys = sorted(products[0].specs)[: rng.randint(1, 3)]
-        lines.append("| Product | " + " | ".join(key.capitalize() for key in keys) + " | Price |")
-        lines.append("|---" * (len(keys) + 2) + "|")
-        for p in products:
-            lines.append(
-                f"| {p.name} | " + " | ".join(p.specs[k] for k in keys) + f" | {money(p.price, currency)} |"
-            )
-        return "\n".join(lines)
-    for i, p in enumerate(products, 1):
-        price, stars = money(p.price, currency), f"{p.rating}"
+    form = rng.choice((*_LINES, "table"))
+    if form != "table":
+        lines = (_LINES[form](i, p, money(p.price, currency)) for i, p in enumerate(products, 1))
+        return "\n".join(lines).strip()
+    keys = sorted(products[0].specs)[: rng.randint(1, 3)]
+    lines = [
+        "| Product | " + " | ".join(key.capitalize() for key in keys) + " | Price |",
+        "|---" * (len(keys) + 2) + "|",
+    ]
+    for p in products:
         lines.append(
-            (
-                f"{i}. {p.title} - {price}",
-                f"- {p.name}: {price}, {stars}/5 ({p.ratings} ratings), {', '.join(p.specs.values())}",
-                f"{p.title}\n{price}  {stars} out of 5 stars, {p.ratings:,} ratings\n",
-                f"* {p.name} ({price}) - {p.feature}",
-                f"{i}) {p.name}, {', '.join(f'{k} {v}' for k, v in sorted(p.specs.items())[:2])}, {price}",
-                "",
-                f"[{i}] {p.title}. Price: {price}. Rating: {stars}. In stock: {rng.choice(('yes', 'yes', 'yes', 'no'))}",
-            )[form]
+            f"| {p.name} | " + " | ".join(p.specs[k] for k in keys) + f" | {money(p.price, currency)} |"
         )
-    return "\n".join(lines).strip()
+    return "\n".join(lines)
 
 
 def spec_sheet(rng: random.Random, product: Product, category: Category, currency: str) -> str:

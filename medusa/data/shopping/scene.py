@@ -1,4 +1,4 @@
-"""What stays the same across one conversation: category, products, prices, order, and the blocks pasted in."""
+"""What stays the same across one conversation: category, products, prices, order, pasted blocks."""
 
 import random
 import re
@@ -6,8 +6,8 @@ import re
 from medusa.data.shopping.grammar import Deck, sentence_case, shopping_grammar
 from medusa.data.shopping.products import Category, make_product, money, nice_price, product_list, spec_sheet
 
-# Pasted text goes through the grammar as a mark and is filled in at the end, so that a manner of typing (lower
-# case, typing errors) changes what people type and not what they paste.
+# Pasted text goes through the grammar as a mark and is filled in at the end, so that a manner of typing
+# changes what people type and not what they paste.
 PASTED = ("t1", "t2", "t3", "list", "sheet", "sheet2", "reviews")
 _MARK = "\x00{}\x00"
 
@@ -19,6 +19,7 @@ _DECKS = {
     "sizing": "sizing",
     "care": "care",
     "accessory": "accessories",
+    "accessory_bare": "accessories",
     "problem": "problems",
     "pro": "pros",
     "con": "cons",
@@ -27,11 +28,8 @@ _DECKS = {
     "brand": "brands",
 }
 
-_AGREEMENT = {
-    "singular": {"it": "it", "is": "is", "they": "it", "does": "does", "this": "this"},
-    "mass": {"it": "it", "is": "is", "they": "it", "does": "does", "this": "this"},
-    "plural": {"it": "them", "is": "are", "they": "they", "does": "do", "this": "these"},
-}
+_ONE = {"it": "it", "it_s": "it", "is": "is", "Is": "Is", "does": "does", "Does": "Does"}
+_SEVERAL = {"it": "them", "it_s": "they", "is": "are", "Is": "Are", "does": "do", "Does": "Do"}
 
 
 class Scene:
@@ -48,15 +46,12 @@ class Scene:
             product = make_product(rng, category)
             if all(product.name != other.name for other in self.products):
                 self.products.append(product)
-        words = _AGREEMENT[category.number]
         spec, values = rng.choice(sorted(category.specs.items()))
         two = rng.sample(values, 2) if len(values) > 1 else [values[0]] * 2
         budget = nice_price(rng, category.price[0] * 1.3, category.price[1] * 0.8)
         budget = float(max(5, round(budget / 5) * 5 if budget < 100 else round(budget / 50) * 50))
         self._values: dict[str, object] = {
-            **words,
-            "Is": words["is"].capitalize(),
-            "Does": words["does"].capitalize(),
+            **(_SEVERAL if category.number == "plural" else _ONE),
             "cat": category.name,
             "cat_this": category.name,
             "cats": category.plural,
@@ -78,10 +73,6 @@ class Scene:
                 rng.randrange(10_000, 9_999_999)
             ),
         }
-        for name, field in _DECKS.items():
-            self._values[name] = Deck(getattr(category, field), rng)
-        bare = [text.removeprefix("an ").removeprefix("a ") for text in category.accessories]
-        self._values["accessory_bare"] = Deck(bare, rng)
         for i, product in enumerate(self.products, 1):
             self._values[f"p{i}"] = product.name
             self._values[f"m{i}"] = self._money(product.price)
@@ -99,6 +90,10 @@ class Scene:
             text = f"{value:.0f} {self._rng.choice(word[self.currency])}"
         return text
 
+    def speak(self, language: str) -> None:
+        """Adds the category's words in `language`, which the category must have."""
+        self._values["f_a"], self._values["f_pl"] = self.category.foreign[language]
+
     def get(self, name: str):
         """The value of `name`, or None: then the grammar's own rule of that name holds."""
         if name in PASTED:
@@ -106,6 +101,11 @@ class Scene:
             if mark not in self.pasted:
                 self.pasted[mark] = self._paste(name)
             return mark
+        if name in _DECKS and name not in self._values:
+            items = getattr(self.category, _DECKS[name])
+            if name == "accessory_bare":
+                items = [item.removeprefix("an ").removeprefix("a ") for item in items]
+            self._values[name] = Deck(items, self._rng)
         return self._values.get(name)
 
     def _paste(self, name: str) -> str:
