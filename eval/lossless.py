@@ -1,5 +1,4 @@
-"""Is the output the base's own? Every answer of every mode and repeat is compared with the plain one, by
-token ids.
+"""Is the output the base's own? Every mode's and repeat's token ids are compared with the first plain ones.
 
 In float32 any difference is a fault. In bfloat16 it need not be: the plain loop multiplies one row by the
 weights, a tree step many, and for another number of rows the matrix kernels add up in another order. Every
@@ -11,11 +10,11 @@ and says nothing.
 The base is asked without the engine: the logits after the common text, with the last r tokens in one forward
 after the others, for r = 1 (as the plain loop does), the tree's width (as a tree step does) and all (a
 prefill). A token ties if one of these evaluations puts it within `ULPS` units in the last place of bfloat16
-from the best logit. Why
-four: over 1,484 positions of SmolLM2-135M-Instruct's answers the difference of the two best logits moved
-between r = 1 and r = all by 1.05 units (standard deviation), 3 at the 99th percentile, with a rare 14 that
-comparing like with like takes out. A fault such as a wrong position, mask or cache row chooses tokens far
-below the best: two of three positions have their two best logits more than 8 units apart.
+from the best logit. Why four: over 1,484 positions of SmolLM2-135M-Instruct's answers the difference of the
+two best logits moved between r = 1 and r = all by 1.05 units (standard deviation), by 3 at the 99th
+percentile, and rarely by up to 14, which comparing like with like takes out. A fault such as a wrong
+position, mask or cache row chooses tokens far below the best: at three of five positions the two best logits
+are more than 8 units apart.
 """
 
 from __future__ import annotations

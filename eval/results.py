@@ -215,7 +215,7 @@ class Machine(Record):
 
 
 class Data(Record):
-    """What was decoded. `left_out`: ids of conversations whose prompt leaves no room in the base's context."""
+    """What was decoded. `left_out`: ids of conversations whose prompt has no room in the base's context."""
 
     name: str
     kind: Literal["conversations", "spec-bench"]
