@@ -66,8 +66,8 @@ def make_prompts(
 def test_prompts() -> list[dict]:
     """The test split, always the same.
 
-    Grammar conversations of held-out categories, `TEST_PER_INTENT` of each intent in turn (so that any start of
-    the list is balanced), then the packaged prompts that a base wrote.
+    Grammar conversations of held-out categories, `TEST_PER_INTENT` of each intent in turn (so that any start
+    of the list is balanced), then the packaged prompts that a base wrote.
     """
     rows = _shopping("test", TEST_PER_INTENT * len(INTENTS), _TEST_SEED, set())
     written = files("medusa.data.shopping") / "magpie_test.jsonl"

@@ -52,17 +52,17 @@ def make_conversation(rng: random.Random, category: Category, intent: str) -> di
 
     Returns {"messages", "category", "intent", "style", "language", "turns"}.
     """
-    grammar, scene = shopping_grammar(), Scene(category, rng)
+    grammar = shopping_grammar()
     language = _weighted(rng, LANGUAGES) if rng.random() < _FOREIGN_SHARE else "en"
+    if language not in category.foreign or f"{language}_{intent}" not in grammar:
+        language = "en"
+    scene = Scene(category, rng, language)
     style = _weighted(rng, STYLES)
     turns = _weighted(rng, _TURNS)
-    if language in category.foreign and f"{language}_{intent}" in grammar:
+    if language != "en":
         style = "foreign"
-        scene.speak(language)
-    else:
-        language = "en"
-        if intent == "discovery" and rng.random() < _VAGUE_SHARE:
-            style, turns = "vague", rng.choice((2, 3, 3, 4, 4, 5, 6))
+    elif intent == "discovery" and rng.random() < _VAGUE_SHARE:
+        style, turns = "vague", rng.choice((2, 3, 3, 4, 4, 5, 6))
     careless = style in ("vague", "foreign") and rng.random() < 0.4
 
     def write(rule: str | None, first: bool) -> str:
@@ -127,7 +127,7 @@ def _first_turn(
     if style == "fragment":
         return text
     head = grammar.rule("opener", rng, scene) if rng.random() < 0.22 and text[0] not in "\x00-" else ""
-    if head.endswith(",") and not text[:2].isupper() and not text.startswith(("I ", "I'")):
+    if head and head[-1] not in ".?!:" and not text[:2].isupper() and not text.startswith(("I ", "I'")):
         text = text[:1].lower() + text[1:]
     tail = grammar.rule("form", rng, scene) if rng.random() < 0.16 else ""
     if rng.random() < 0.14:

@@ -10,10 +10,26 @@ _STYLES = {"plain": 70, "lower": 14, "typos": 6, "chat": 4, "dictation": 3}
 _NAMES = """Anna Tom Priya Jonas Maria Kofi Elena Sam Noor Chloe Mateo Ingrid Wei Lukas Fatima Ben Zoe Paul
 Carmen Olga Hugo Yara Ravi Nina Oscar Lin Amara Felix Rosa Timo""".split()
 _PLACES = """Harwick, Port Ellery, Dunmore Bay, Castel Verde, Lakeview, Norrby, Saint-Aubin, Millford,
-East Tarrow, Quillan, Brandsea, Oakhurst, Kirkwell, Monteverro, Ashby Point, Vollmar""".replace("\n", " ").split(", ")
+East Tarrow, Quillan, Brandsea, Oakhurst, Kirkwell, Monteverro, Ashby Point, Vollmar"""
 _BUILDINGS = """library, harbour, bridge, railway station, swimming pool, cinema, lighthouse, town hall,
-hospital, market, mill, theatre, museum, old factory, observatory, bus depot""".replace("\n", " ").split(", ")
+hospital, market, mill, theatre, museum, old factory, observatory, bus depot"""
 _BLOCKS = ("translation", "summary", "retrieval", "coding", "extraction")  # case and spelling matter there
+
+
+_FOLLOW = {
+    "coding": "follow_coding",
+    "everyday": "follow_knowledge",
+    "extraction": "follow_passage",
+    "humanities": "follow_knowledge",
+    "math": "follow_numbers",
+    "qa": "follow_knowledge",
+    "reasoning": "follow",
+    "retrieval": "follow_passage",
+    "roleplay": "follow_text",
+    "summary": "follow_passage",
+    "translation": "follow_text",
+    "writing": "follow_text",
+}
 
 
 @cache
@@ -21,6 +37,10 @@ def general_grammar() -> Grammar:
     rules = load_rules("general")
     rules["weekday"] = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
     return Grammar(rules)
+
+
+def _listed(text: str) -> list[str]:
+    return [item.strip() for item in text.split(",")]
 
 
 class _Numbers:
@@ -34,8 +54,8 @@ class _Numbers:
             "first_name": names,
             **{f"first_name{i}": names.draw() for i in (1, 2, 3)},
             # Two places and one building, so that the texts of a prompt belong together.
-            "place_en": Deck(rng.sample(_PLACES, 2), rng),
-            "building": rng.choice(_BUILDINGS),
+            "place_en": Deck(rng.sample(_listed(_PLACES), 2), rng),
+            "building": rng.choice(_listed(_BUILDINGS)),
             "n2s": step,
             **{f"n2s{k}": step * k for k in (2, 4, 8)},
             "n1": rng.randint(11, 60),
@@ -51,8 +71,8 @@ class _Numbers:
     def get(self, name: str):
         if name == "big3":
             return self._rng.randrange(210, 990, self._rng.choice((1, 5, 10)))
-        if name in ("n2", "n2b"):
-            return self._rng.randint(11, 79)
+        if name in ("n2", "n2b"):  # years of a century, the second one later than the first
+            return self._rng.randint(11, 49) + 50 * (name == "n2b")
         if name == "yy":
             return f"{self._rng.randint(1, 24):02}"
         return self._fixed.get(name)
@@ -61,7 +81,7 @@ class _Numbers:
 def tasks() -> list[str]:
     """Names of the kinds of prompt: "math", "translation", ..."""
     names = general_grammar().names("general_")
-    return [name.removeprefix("general_") for name in names if name != "general_follow"]
+    return [name.removeprefix("general_") for name in names]
 
 
 def make_general(rng: random.Random, task: str) -> dict:
@@ -81,7 +101,7 @@ def make_general(rng: random.Random, task: str) -> dict:
 
     users = [write(f"general_{task}")]
     for _ in range(rng.choices((0, 1, 2), (62, 30, 8))[0]):
-        text = write("general_follow")
+        text = write(rng.choice(("follow", _FOLLOW[task], _FOLLOW[task])))
         if text not in users:
             users.append(text)
     messages = [{"role": "user", "content": text} for text in users]

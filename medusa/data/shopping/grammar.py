@@ -18,7 +18,7 @@ import yaml
 
 from medusa.errors import MedusaError
 
-_TOKEN = re.compile(r"\{([a-z_0-9.]+)\}|([<|>])")
+_TOKEN = re.compile(r"\{([A-Za-z_0-9]+)\}|([<|>])")
 
 
 class Deck:

@@ -38,9 +38,10 @@ class Scene:
     pasted: mark -> text for what has been pasted so far; `fill` puts it in place.
     """
 
-    def __init__(self, category: Category, rng: random.Random):
+    def __init__(self, category: Category, rng: random.Random, language: str = "en"):
         self.category, self._rng = category, rng
-        self.currency = rng.choice(("$", "$", "$", "£", "€", "€"))
+        self.currency = rng.choice(("$", "$", "$", "£", "€", "€")) if language == "en" else "€"
+        self._words = language == "en"  # "50 bucks" at times, not only "$50"
         self.products = [make_product(rng, category)]
         while len(self.products) < 3:
             product = make_product(rng, category)
@@ -77,11 +78,15 @@ class Scene:
             self._values[f"p{i}"] = product.name
             self._values[f"m{i}"] = self._money(product.price)
             self._values[f"s{i}"] = self._money(float(rng.choice((5, 10, 15, 20, 25, 30))))
+        if language != "en":
+            self._values["f_a"], self._values["f_pl"] = category.foreign[language]
+            for i, product in enumerate(self.products, 1):
+                self._values[f"p{i}"] = product.name.removesuffix(category.name).strip()
         self.pasted: dict[str, str] = {}
 
     def _money(self, value: float) -> str:
         text = money(value, self.currency)
-        if value == int(value) and self._rng.random() < 0.15:
+        if self._words and value == int(value) and self._rng.random() < 0.15:
             word = {
                 "$": ("dollars", "bucks", "USD"),
                 "£": ("pounds", "quid", "GBP"),
@@ -89,10 +94,6 @@ class Scene:
             }
             text = f"{value:.0f} {self._rng.choice(word[self.currency])}"
         return text
-
-    def speak(self, language: str) -> None:
-        """Adds the category's words in `language`, which the category must have."""
-        self._values["f_a"], self._values["f_pl"] = self.category.foreign[language]
 
     def get(self, name: str):
         """The value of `name`, or None: then the grammar's own rule of that name holds."""
