@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from medusa.acceptance import accept, sample
+from medusa.attention import group_mask, grouped
 from medusa.cache import TreeCache
 from medusa.errors import MedusaError
 from medusa.heads import DraftHeads
@@ -268,27 +269,30 @@ class Engine:
     ) -> torch.Tensor:
         """The base without its LM head over [b, q] tokens. Returns the last hidden states [b, q, H]."""
         self.cache.bind(rows, slots, span)
-        return self.body(
-            input_ids=ids,
-            attention_mask=self._masks(positions, keys, visible),
-            position_ids=positions,
-            past_key_values=self.cache,
-            use_cache=True,
-        ).last_hidden_state
+        with grouped(self.config):
+            return self.body(
+                input_ids=ids,
+                attention_mask=self._masks(positions, keys, visible),
+                position_ids=positions,
+                past_key_values=self.cache,
+                use_cache=True,
+            ).last_hidden_state
 
     def _masks(self, positions: torch.Tensor, keys: torch.Tensor, visible: torch.Tensor) -> object:
         """The mask in the form the model takes: one, or one for each type of layer (sliding windows)."""
-        full = visible[:, None]
+        dtype = self.hidden.dtype
         window = getattr(self.config, "sliding_window", None)
         types = set(getattr(self.config, "layer_types", None) or ())
+        if not types <= {"full_attention", "sliding_attention"}:
+            raise MedusaError(f"the base has layers of type {sorted(types)}; only full and sliding attention are known")
+        full = group_mask(visible, self.config, dtype)
         if window is None or types == {"full_attention"}:
             sliding = full
         else:
-            sliding = full & (positions[:, None, :, None] - keys[:, None, None, :] < window)
+            near = positions[:, :, None] - keys[:, None, :] < window
+            sliding = group_mask(visible & near, self.config, dtype)
         if not types:
             return sliding
-        if not types <= {"full_attention", "sliding_attention"}:
-            raise MedusaError(f"the base has layers of type {sorted(types)}; only full and sliding attention are known")
         masks = {"full_attention": full, "sliding_attention": sliding}
         return masks if self._takes_mask_dict else masks[types.pop()]
 
