@@ -117,6 +117,7 @@ def run_command(
             "--vllm-url", metavar="URL", help="A running vLLM's OpenAI address, such as http://host:8000/v1."
         ),
     ] = None,
+    device: Annotated[str, typer.Option("--device", help="Where to run: cpu, cuda, cuda:1.")] = "cpu",
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with an interrupted run in --out, if there is one.")
     ] = False,
@@ -148,6 +149,7 @@ def run_command(
         peers=peers,
         peer_conversations=peer_conversations,
         vllm_url=vllm_url,
+        device=device,
         resume=resume,
     )
     notes = Console(stderr=True)

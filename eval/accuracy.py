@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
+from medusa.base import Base
 from medusa.calibration import calibrate
 from medusa.heads import DraftHeads
 
@@ -39,7 +40,7 @@ class DecodedAnswers:
         answers: (prompt token ids, answer token ids) pairs, neither empty.
     """
 
-    def __init__(self, model: Any, answers: Sequence[tuple[Sequence[int], Sequence[int]]]):
+    def __init__(self, model: PreTrainedModel, answers: Sequence[tuple[Sequence[int], Sequence[int]]]):
         self._body, self._device = model.get_decoder(), model.device
         self._answers = answers
         self.lengths = [len(answer) for _, answer in answers]
@@ -59,13 +60,13 @@ class DecodedAnswers:
 
 
 def head_accuracy(
-    heads: DraftHeads, base: Any, answers: Sequence[tuple[Sequence[int], Sequence[int]]]
+    heads: DraftHeads, base: Base, answers: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> dict[int, list[float]]:
     """Top-k accuracy of every head, for the k of `TOPS`; heads that never had a token to guess are left out.
 
     Args:
         heads: in the dtype that they decode in.
-        base: a `medusa.base.Base`.
+        base: with its model and tokenizer.
         answers: (prompt token ids, answer token ids) pairs.
     """
     source = DecodedAnswers(base.model, answers)

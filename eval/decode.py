@@ -16,6 +16,7 @@ from eval.lossless import examine
 from eval.peers import Peer
 from eval.prompts import Row
 from eval.results import MODES, Answer, Conversation, Divergence, Mode, PeerAnswer, Timing, Turn
+from medusa.base import Base
 from medusa.data.template import encode_prompt
 from medusa.decoding import Engine
 from medusa.generation import Completion, Request, generate
@@ -31,11 +32,11 @@ class Decoded:
     divergences: list[Divergence] = field(default_factory=list)
 
 
-def prompt_ids(base: Any, row: Row, answers: Sequence[Sequence[int]]) -> list[int]:
+def prompt_ids(base: Base, row: Row, answers: Sequence[Sequence[int]]) -> list[int]:
     """The prompt of the turn after `answers`: the conversation up to that user message, with them in it.
 
     Args:
-        base: a `medusa.base.Base`.
+        base: with its model and tokenizer.
         row: system and user messages.
         answers: token ids of the plain answers to the earlier turns.
     """
@@ -56,13 +57,17 @@ def user_messages(row: Row) -> list[str]:
     return [message["content"] for message in row["messages"] if message["role"] == "user"]
 
 
-def longest(base: Any, rows: Sequence[Row], max_new_tokens: int) -> int:
-    """Tokens that the longest conversation can reach, at most the base's context."""
+def longest(base: Base, rows: Sequence[Row], max_new_tokens: int) -> int:
+    """Tokens that the longest conversation can reach, at most the base's context.
+
+    An earlier answer can take more tokens than were decoded, once it has been text: bytes that are no
+    character come back as U+FFFD, three bytes each.
+    """
     reach = 1
     for row in rows:
-        turns = len(user_messages(row))
-        unanswered: list[list[int]] = [[]] * (turns - 1)
-        reach = max(reach, len(prompt_ids(base, row, unanswered)) + turns * max_new_tokens)
+        earlier = len(user_messages(row)) - 1
+        prompt = len(prompt_ids(base, row, [[]] * earlier))
+        reach = max(reach, prompt + 3 * earlier * max_new_tokens + max_new_tokens)
     return min(reach, base.max_length)
 
 
@@ -70,7 +75,7 @@ class Decoder:
     """Decodes groups of conversations.
 
     Args:
-        base: a `medusa.base.Base`.
+        base: with its model and tokenizer.
         engine: on the base's model, with heads; as many rows as a group has conversations at most.
         trees: each mode's; plain's is empty.
         max_new_tokens: of each answer.
@@ -78,7 +83,7 @@ class Decoder:
     """
 
     def __init__(
-        self, base: Any, engine: Engine, trees: Mapping[Mode, Tree], *, max_new_tokens: int, repeats: int
+        self, base: Base, engine: Engine, trees: Mapping[Mode, Tree], *, max_new_tokens: int, repeats: int
     ):
         self.base, self.engine, self.trees = base, engine, trees
         self.max_new_tokens, self.repeats = max_new_tokens, repeats

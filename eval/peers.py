@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import torch
 
+from medusa.base import Base
 from medusa.errors import MedusaError
 
 KNOWN = ("transformers", "vllm")
@@ -50,7 +51,7 @@ class TransformersPeer:
     name = "transformers"
     how = "`generate`, greedy, the same weights in memory, interleaved"
 
-    def __init__(self, base: Any):
+    def __init__(self, base: Base):
         from transformers import GenerationConfig
 
         self.version = metadata.version("transformers")
@@ -87,7 +88,7 @@ class VllmPeer:
     name = "vllm"
     how = "its own engine in a process beside this one, eager, no prefix cache, interleaved"
 
-    def __init__(self, base: Any, dtype: str, max_length: int):
+    def __init__(self, base: Base, dtype: str, max_length: int):
         worker = Path(__file__).parent / "vllm_worker.py"
         environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR", **os.environ}
         if hasattr(os, "sched_getaffinity"):
@@ -142,7 +143,7 @@ class VllmServerPeer:
     """A vLLM server that someone else started, through its OpenAI interface; it must serve this base.
 
     Args:
-        base: a `medusa.base.Base`.
+        base: with its model and tokenizer.
         url: such as http://localhost:8000/v1.
 
     Raises:
@@ -152,7 +153,7 @@ class VllmServerPeer:
     name = "vllm"
     how = "a server, over HTTP, started by someone else with its own settings, interleaved"
 
-    def __init__(self, base: Any, url: str):
+    def __init__(self, base: Base, url: str):
         self._url, self._stop = url.rstrip("/"), sorted(base.eos_ids)
         self._model = self._call("/models")["data"][0]["id"]
         root = self._url.removesuffix("/v1")
@@ -198,13 +199,13 @@ class VllmServerPeer:
 
 
 def open_peers(
-    wanted: str, base: Any, *, dtype: str, batch: int, max_length: int, vllm_url: str | None
+    wanted: str, base: Base, *, dtype: str, batch: int, max_length: int, vllm_url: str | None
 ) -> tuple[list[Peer], dict[str, str]]:
     """Starts the peers asked for.
 
     Args:
         wanted: `auto` (what is there), `none`, or names from `KNOWN` with commas between.
-        base: a `medusa.base.Base`.
+        base: with its model and tokenizer.
         dtype: of the run.
         batch: of the run; peers answer one prompt at a time and are comparable at 1 only.
         max_length: most tokens of a prompt and its answer.

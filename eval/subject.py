@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from eval.decode import longest
 from eval.prompts import Prompts
 from eval.results import Mode
-from medusa.base import load_base
+from medusa.base import Base, load_base
 from medusa.checkpoint import Checkpoint, load_checkpoint
 from medusa.decoding import Engine
 from medusa.errors import MedusaError
@@ -40,6 +39,7 @@ class Options:
         peers: see `open_peers`.
         peer_conversations: how many conversations peers answer.
         vllm_url: see `open_peers`.
+        device: where base and heads go.
         resume: go on with an interrupted run in `out`.
     """
 
@@ -60,6 +60,7 @@ class Options:
     peers: str = "auto"
     peer_conversations: int = 6
     vllm_url: str | None = None
+    device: str = "cpu"
     resume: bool = False
 
 
@@ -68,13 +69,13 @@ class Subject:
     """What is measured, loaded.
 
     Attributes:
-        base: a `medusa.base.Base`.
+        base: with its model and tokenizer.
         checkpoint: heads, tree, calibration.
         trees: each mode's.
         engine: on the base and the heads.
     """
 
-    base: Any
+    base: Base
     checkpoint: Checkpoint
     trees: dict[Mode, Tree]
     engine: Engine
@@ -86,8 +87,7 @@ def open_subject(options: Options, prompts: Prompts, engine_class: type[Engine] 
     Raises:
         MedusaError: one of them cannot be loaded or does not fit the others.
     """
-    name = options.base or _base_name(options.checkpoint)
-    base = load_base(name, dtype=getattr(torch, options.dtype))
+    base = _load_base(options)
     checkpoint = load_checkpoint(options.checkpoint, base)
     tree = Tree.from_json(options.tree) if options.tree else checkpoint.tree
     chain = Tree.chain(tree.depth or checkpoint.heads.config.num_heads)
@@ -101,8 +101,16 @@ def open_subject(options: Options, prompts: Prompts, engine_class: type[Engine] 
     return Subject(base, checkpoint, {"plain": Tree(), "tree": tree, "chain": chain}, engine)
 
 
-def _base_name(folder: Path) -> str:
-    name = load_checkpoint(folder).config["base"].get("name")
-    if not name:
-        raise MedusaError(f"{folder} does not say which base it belongs to; give --base")
-    return name
+def _load_base(options: Options) -> Base:
+    """The base asked for, or the one that the checkpoint names."""
+    dtype = getattr(torch, options.dtype)
+    if options.base is not None:
+        return load_base(options.base, dtype=dtype, device=options.device)
+    name = load_checkpoint(options.checkpoint).config["base"].get("name")
+    try:
+        return load_base(str(name), dtype=dtype, device=options.device)
+    except MedusaError as error:
+        raise MedusaError(
+            f"{options.checkpoint} belongs to the base {name!r}, which cannot be loaded ({error}); "
+            "say with --base where it is"
+        ) from error
