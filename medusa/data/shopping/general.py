@@ -17,15 +17,21 @@ _BLOCKS = ("translation", "summary", "retrieval", "coding", "extraction")  # cas
 
 
 _FOLLOW = {
+    "advice": "follow_knowledge",
+    "brainstorm": "follow_text",
+    "chitchat": "follow",
     "coding": "follow_coding",
     "everyday": "follow_knowledge",
+    "explain": "follow_knowledge",
     "extraction": "follow_passage",
     "humanities": "follow_knowledge",
     "math": "follow_numbers",
     "qa": "follow_knowledge",
+    "quiz": "follow",
     "reasoning": "follow",
     "retrieval": "follow_passage",
     "roleplay": "follow_text",
+    "steps": "follow_knowledge",
     "summary": "follow_passage",
     "translation": "follow_text",
     "writing": "follow_text",

@@ -130,8 +130,8 @@ def _symbols(sequence) -> set[str]:
 def tidy(text: str) -> str:
     """Joins left by empty alternatives: doubled spaces, spaces before punctuation, doubled full stops."""
     text = re.sub(r"(?<=\S)[ \t]{2,}", " ", text)
-    text = re.sub(r" +([,.?!;:])(?=\s|$)", r"\1", text)
     text = re.sub(r"([?!])\.(?=\s|$)", r"\1", text)
+    text = re.sub(r" +([,.?!;:])(?=\s|$)", r"\1", text)
     text = re.sub(r"(?<!\.)\.\.(?!\.)", ".", text)
     text = re.sub(r"[ \t]+\n", "\n", text)
     return re.sub(r"\n{3,}", "\n\n", text).strip()

@@ -9,7 +9,8 @@ from medusa.data.shopping.products import Category, make_product, money, nice_pr
 # Pasted text goes through the grammar as a mark and is filled in at the end, so that a manner of typing
 # changes what people type and not what they paste.
 PASTED = ("t1", "t2", "t3", "list", "sheet", "sheet2", "reviews")
-_MARK = "\x00{}\x00"
+# Marks hold no letters, which a manner of typing could change.
+_MARK = {name: f"\x00{i}\x00" for i, name in enumerate(PASTED)}
 
 _DECKS = {
     "feature": "features",
@@ -98,10 +99,12 @@ class Scene:
     def get(self, name: str):
         """The value of `name`, or None: then the grammar's own rule of that name holds."""
         if name in PASTED:
-            mark = _MARK.format(name)
+            mark = _MARK[name]
             if mark not in self.pasted:
                 self.pasted[mark] = self._paste(name)
             return mark
+        if name in ("store", "bot") and name not in self._values:
+            self._values[name] = shopping_grammar().rule(f"{name}_names", self._rng, {})
         if name in _DECKS and name not in self._values:
             items = getattr(self.category, _DECKS[name])
             if name == "accessory_bare":
@@ -114,13 +117,13 @@ class Scene:
         if name in ("t1", "t2", "t3"):
             return self.products[int(name[1]) - 1].title
         if name == "list":
-            count = rng.choice((3, 3, 4, 4, 5, 6, 8))
+            count = rng.choice((3, 3, 4, 4, 5, 6, 8, 12))
             products = self.products + [make_product(rng, category) for _ in range(count - 3)]
             return product_list(rng, products, self.currency)
         if name in ("sheet", "sheet2"):
             return spec_sheet(rng, self.products[name == "sheet2"], category, self.currency)
         grammar = shopping_grammar()
-        count = rng.choice((3, 3, 4, 5, 6, 8))
+        count = rng.choice((3, 3, 4, 5, 6, 8, 10, 14))
         form = rng.choice(("\n", "\n\n", "\n---\n"))
         reviews = (sentence_case(grammar.rule("review", rng, self)) for _ in range(count))
         return form.join(
