@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -192,6 +193,7 @@ class _Run:
         """Steps until the end, or until a signal asks for a stop."""
         settings, main = self.recipe.training, self.accelerator.is_main_process
         if main:
+            _sweep(self.out)
             self.recipe.save(self.out / "recipe.yaml")
             (self.out / "training").mkdir(parents=True, exist_ok=True)
         self.accelerator.init_trackers("logs", config=_flat(self.recipe.model_dump(mode="json")))
@@ -363,6 +365,15 @@ class _Run:
             },
             dtype=getattr(torch, card.weights_dtype),
         )
+
+
+def _sweep(out: Path) -> None:
+    """Removes the temporary files of processes that were killed while they saved."""
+    for left in [*out.glob(".*.tmp"), *(out / "training").glob(".*.tmp")]:
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
 
 
 def _check_trackers(names: Sequence[str]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import safetensors.torch
 import torch
+import typer
 import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -153,3 +155,13 @@ def make_tiny(folder: Path) -> Tiny:
     write_states(folder / "train", base, make_answers(60, 1))
     write_states(folder / "validation", base, make_answers(20, 2))
     return Tiny(folder, base)
+
+
+def run_script(words: list[str], log: str) -> None:
+    """`train_heads.py` with these words, in a process of its own; what it prints is added to `log`."""
+    import train_heads
+
+    sys.argv = ["train_heads.py", *words]
+    with open(log, "a", buffering=1) as sys.stdout:
+        sys.stderr = sys.stdout
+        typer.run(train_heads.main)
