@@ -45,6 +45,12 @@ class Stage:
     settings: object = None
     after: tuple[str, ...] = field(default=())
 
+    def shown(self) -> str:
+        """The command as one would type it."""
+        module, *arguments = self.command
+        program = "medusa" if module == "medusa_cli" else f"python -m {module}"
+        return f"{program} {shlex.join(arguments)}"
+
 
 def fingerprints(stages: Sequence[Stage]) -> dict[str, str]:
     """SHA-256 of each stage's command, settings and predecessors.
@@ -90,7 +96,7 @@ class Runner:
                 self.console.print(f"{heading}: done before, in {clock(seconds)}", style="dim", markup=False)
             else:
                 self.console.print(heading, style="bold", markup=False)
-                self.console.print("  $ " + self._shown(stage), style="dim", markup=False, soft_wrap=True)
+                self.console.print("  $ " + stage.shown(), style="dim", markup=False, soft_wrap=True)
                 seconds = self._run(stage, prints[stage.name])
                 self.console.print(f"  done in {clock(seconds)}", style="green", markup=False)
             total += seconds
@@ -140,12 +146,6 @@ class Runner:
         if missing:
             raise MedusaError(f"stage {stage.name!r} ended well but did not write {', '.join(missing)}")
         return note(done=True)
-
-    @staticmethod
-    def _shown(stage: Stage) -> str:
-        module, *arguments = stage.command
-        program = "medusa" if module == "medusa_cli" else f"python -m {module}"
-        return f"{program} {shlex.join(arguments)}"
 
 
 def clock(seconds: float) -> str:

@@ -12,7 +12,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 from hypothesis import settings
 
 # The machine is shared by several test processes: a slow example is no fault.
@@ -24,12 +23,8 @@ settings.load_profile("kit")
 def smollm2() -> Path:
     """The folder of the real base SmolLM2-135M-Instruct, fetched into the cache folder if need be."""
     from medusa.base import fetch_base
-    from medusa.files import medusa_home
 
-    home = medusa_home()
-    home.mkdir(parents=True, exist_ok=True)
-    with FileLock(home / "tests.lock"):  # test processes start together and would each fetch it
-        return fetch_base("smollm2-135m")
+    return fetch_base("smollm2-135m")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -21,7 +21,7 @@ from medusa_cli.stages import Runner, Stage, clock, fingerprints
 def tidy(
     name: str, folder: Path, *, source: str = "in.json", after: tuple[str, ...] = (), settings=None
 ) -> Stage:
-    """Pretty-prints one JSON file into another: a stage that reads, writes, and fails on bad input (exit 1)."""
+    """Pretty-prints one JSON file into another: a stage that reads, writes, and fails on bad input."""
     out = folder / f"{name}.out"
     return Stage(name, name, ("json.tool", str(folder / source), str(out)), (out,), settings, after)
 
