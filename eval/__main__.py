@@ -124,12 +124,14 @@ def run_command(
 ) -> None:
     """Decode conversations plainly, with the tree and with a chain, and compare."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from transformers.utils import logging
 
     from eval.run import run
     from eval.subject import Options
     from eval.summary import print_summary
     from medusa.provenance import without_machine_paths
 
+    logging.disable_progress_bar()  # of loading weights, inside the bar below
     words = ["python", "-m", "eval", *map(without_machine_paths, sys.argv[1:])]
     options = Options(
         checkpoint=checkpoint,

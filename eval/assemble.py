@@ -18,10 +18,8 @@ from eval.results import Conversation, Divergence, Group, Lossless, Results, Ste
 from eval.samples import choose_samples
 from eval.subject import Options, Subject
 from medusa.calibration import Calibration
-from medusa.cost import measure_step_cost
+from medusa.cost import WIDTHS, measure_step_cost
 from medusa.errors import MedusaError
-
-WIDTHS = (1, 2, 4, 8, 16, 32, 64)  # of the step-cost curve
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ def assemble(
         **aggregated,
         lossless=check(conversations, [d for entry in entries for d in entry.divergences]),
         head_accuracy=head_accuracy(checkpoint.heads, base, answers),
-        step_cost=StepCost(seconds=measure_step_cost(subject.engine, WIDTHS), chosen=tree.width),
+        step_cost=step_cost(subject, options.cost_repeats),
         tree=TreeShape(
             paths=[list(path) for path in tree.paths],
             width=tree.width,
@@ -149,6 +147,18 @@ def assemble(
         elapsed=time.perf_counter() - began.clock,
         conversations=conversations,
         groups=groups,
+    )
+
+
+def step_cost(subject: Subject, repeats: int) -> StepCost:
+    """The time of a step by tree width, at the run's batch."""
+    tree, engine = subject.trees["tree"], subject.engine
+    measured = measure_step_cost(engine.model, engine.heads, batch=engine.batch, repeats=repeats)
+    return StepCost(
+        seconds={step.width: step.median for step in measured},
+        low={step.width: step.low for step in measured},
+        high={step.width: step.high for step in measured},
+        chosen=tree.width,
     )
 
 

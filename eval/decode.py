@@ -113,8 +113,9 @@ class Decoder:
 
     def warm_up(self, row: Row) -> None:
         """One short answer in every mode, not timed: the first calls allocate memory and choose kernels."""
+        ids = prompt_ids(self.base, row, [])[-self.engine.max_length + 1 :]
         for mode in MODES:
-            self.answer(mode, [prompt_ids(self.base, row, [])], min(16, self.max_new_tokens))
+            self.answer(mode, [ids], min(16, self.max_new_tokens))
 
     def decode(self, rows: Sequence[Row], *, offset: int, peers: Sequence[Peer] = ()) -> Decoded:
         """Decodes a group in every mode, turn by turn.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
@@ -109,16 +110,21 @@ def step_cost(results: Results) -> str:
     with drawing("cost", "Time of a step by tree width", height=2.5) as drawn:
         axes = drawn.axes
         widths = sorted(seconds)
+        low = [1000 * results.step_cost.low[width] for width in widths]
+        high = [1000 * results.step_cost.high[width] for width in widths]
+        axes.fill_between(widths, low, high, color=COLOURS["soft"], alpha=0.18, linewidth=0)
         axes.plot(widths, [1000 * seconds[width] for width in widths], marker="o", color=COLOURS["soft"])
-        _widths(axes, widths, results.step_cost.chosen)
+        _widths(axes, widths[-1], results.step_cost.chosen)
         axes.set_ylim(bottom=0)
         axes.set_ylabel("milliseconds per step")
     return drawn.svg
 
 
-def _widths(axes: Axes, widths: Sequence[int], chosen: int) -> None:
+def _widths(axes: Axes, widest: int, chosen: int) -> None:
+    """Makes the horizontal axis one of tree widths, with the chosen one marked."""
+    ticks = [2**power for power in range(12) if 2**power <= widest]
     axes.set_xscale("log", base=2)
-    axes.set_xticks(widths, [str(width) for width in widths])
+    axes.set_xticks(ticks, [str(width) for width in ticks])
     axes.minorticks_off()
     axes.axvline(chosen, color=COLOURS["tree"], linewidth=1, linestyle=(0, (4, 3)))
     axes.annotate(
@@ -145,10 +151,32 @@ def expected_acceptance(results: Results) -> str:
         axes.plot(
             [results.tree.width], [measured], "o", color=COLOURS["tree"], label=f"measured: {measured:.2f}"
         )
-        ticks = [2**power for power in range(12) if widths[0] <= 2**power <= widths[-1]]
-        _widths(axes, ticks, results.tree.width)
+        _widths(axes, widths[-1], results.tree.width)
         axes.set_ylim(bottom=1)
         axes.set_ylabel("tokens per step")
+        axes.legend(loc="upper left")
+    return drawn.svg
+
+
+def expected_speedup(results: Results) -> str:
+    """What follows from the two before: tokens of a step over its time, against a step of one token."""
+    expected, seconds = results.tree.expected, results.step_cost.seconds
+    if len(expected) < 2 or 1 not in seconds:
+        return ""
+    measured = sorted(seconds)
+    widths = [width for width in sorted(expected) if width <= measured[-1]]
+    times = np.interp(widths, measured, [seconds[width] for width in measured])
+    gains = [expected[width] * seconds[1] / time for width, time in zip(widths, times)]
+    with drawing("gain", "Expected speedup of decoding by tree width", height=2.5) as drawn:
+        axes = drawn.axes
+        axes.axhline(1, color=COLOURS["plain"], linewidth=1)
+        axes.plot(widths, gains, color=COLOURS["soft"], label="expected")
+        decode_only = results.speedup_decode_only.mean
+        label = f"measured: {decode_only:.2f}×"
+        axes.plot([results.tree.width], [decode_only], "o", color=COLOURS["tree"], label=label)
+        _widths(axes, widths[-1], results.tree.width)
+        axes.set_ylim(bottom=min(0.8, *gains))
+        axes.set_ylabel("speedup, decode only")
         axes.legend(loc="upper left")
     return drawn.svg
 

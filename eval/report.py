@@ -36,6 +36,7 @@ def render(results: Results) -> str:
         "heads": plots.head_accuracy(results),
         "cost": plots.step_cost(results),
         "expected": plots.expected_acceptance(results),
+        "gain": plots.expected_speedup(results),
         "tree": plots.tree_shape(results),
     }
     return environment.get_template("report.html.j2").render(

@@ -153,9 +153,11 @@ class Prefill(Record):
 
 
 class StepCost(Record):
-    """Seconds of one verify step by tree width; `chosen` is the checkpoint's width."""
+    """Seconds of a step (median and quartiles) by tree width; `chosen` is that of the tree that was run."""
 
     seconds: dict[int, FiniteFloat]
+    low: dict[int, FiniteFloat]
+    high: dict[int, FiniteFloat]
     chosen: int
 
 

@@ -40,6 +40,7 @@ class Options:
         peer_conversations: how many conversations peers answer.
         vllm_url: see `open_peers`.
         device: where base and heads go.
+        cost_repeats: steps timed at each width of the step-cost curve.
         resume: go on with an interrupted run in `out`.
     """
 
@@ -61,6 +62,7 @@ class Options:
     peer_conversations: int = 6
     vllm_url: str | None = None
     device: str = "cpu"
+    cost_repeats: int = 15
     resume: bool = False
 
 
