@@ -6,7 +6,7 @@ import json
 from typing import Annotated
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 
 from medusa_cli.common import examples, notes, out
 
@@ -37,7 +37,7 @@ def list_bases(
         found = {name: str(folder) if folder.is_dir() else None for name, folder in rows.items()}
         print(json.dumps(found, indent=2))
         return
-    table = Table("name", "what", "licence", "here")
+    table = Table("name", "what", "licence", Column("here", overflow="fold"))
     for name, folder in rows.items():
         known = KNOWN_BASES[name]
         table.add_row(name, known.note, known.licence, str(folder) if folder.is_dir() else "not yet")
@@ -72,6 +72,8 @@ def show(
         print(json.dumps(facts, indent=2))
         return
     table = Table(show_header=False, box=None)
+    table.add_column()
+    table.add_column(overflow="fold")
     for what, value in facts.items():
         table.add_row(what.replace("_", " "), f"{value:,}" if isinstance(value, int) else str(value))
     out.print(table)

@@ -72,7 +72,7 @@ def repository() -> Path:
     Raises:
         MedusaError: neither holds them.
     """
-    for folder in (Path.cwd(), Path(__file__).resolve().parent.parent):
+    for folder in (Path(), Path(__file__).resolve().parent.parent):
         if (folder / "recipes").is_dir():
             return folder
     raise MedusaError("recipes/ is not here; run this in a clone of the repository")

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from importlib import util
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from medusa_cli.common import Dtype, DtypeOption, examples, notes
+
+if TYPE_CHECKING:
+    from medusa.base import Base
+    from medusa.data.backends import Backend
 
 app = typer.Typer(
     no_args_is_help=True, help="Make training data: prompts, the base's answers, its hidden states."
@@ -18,6 +22,11 @@ BASE = Annotated[
     str,
     typer.Option("--base", metavar="NAME|DIR|ID", help="A known name (smollm2-135m), a folder or a Hub id."),
 ]
+BACKEND = Annotated[
+    str, typer.Option("--backend", metavar="auto|vllm|engine", help="What decodes; auto: vLLM if installed.")
+]
+IN_FLIGHT = Annotated[int | None, typer.Option("--in-flight", min=1, help="Conversations decoded together.")]
+MAX_LENGTH = Annotated[int, typer.Option("--max-length", min=2, help="Most tokens of a conversation.")]
 SEED = Annotated[int, typer.Option("--seed", min=0, help="Of every random choice.")]
 PROMPTS_EXAMPLES = examples(
     "medusa data prompts --out data/prompts", "medusa data prompts --out data/prompts --train 8000 --seed 1"
@@ -42,6 +51,48 @@ def prompts(
     notes.print(f"{counts} prompts in {out}", soft_wrap=True)
 
 
+MAGPIE_EXAMPLES = examples(
+    "medusa data magpie --base smollm2-135m --out data/magpie.jsonl --count 2000",
+    "medusa data magpie --base my-org/my-model --out magpie.jsonl --shopping-share 0.9 --exclude test.jsonl",
+)
+
+
+@app.command("magpie", epilog=MAGPIE_EXAMPLES)
+def magpie(
+    base: BASE,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The prompts, .jsonl.")],
+    count: Annotated[int, typer.Option(min=1, help="Prompts in the file at the end.")] = 1000,
+    shopping_share: Annotated[float, typer.Option(min=0, max=1, help="The others are general.")] = 0.6,
+    follow_up_share: Annotated[float, typer.Option(min=0, max=1, help="Get a second user turn.")] = 0.3,
+    temperature: Annotated[float, typer.Option(help="Of the user turns.")] = 0.9,
+    top_p: Annotated[float, typer.Option(help="Nucleus mass of the user turns.")] = 0.9,
+    exclude: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="Prompts that none may nearly repeat.")
+    ] = None,
+    seed: SEED = 0,
+    backend: BACKEND = "auto",
+    in_flight: IN_FLIGHT = None,
+    max_length: MAX_LENGTH = 2048,
+    dtype: DtypeOption = Dtype.auto,
+) -> None:
+    """Let the base write user turns itself (Magpie, arXiv 2406.08464). Run again, it goes on where it was."""
+    from medusa.data.conversations import load_conversations
+    from medusa.data.magpie import MagpieOptions
+    from medusa.data.magpie import magpie as run
+
+    options = MagpieOptions(
+        shopping_share=shopping_share,
+        follow_up_share=follow_up_share,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+    )
+    excluded = load_conversations(exclude) if exclude else ()
+    opened, engine = _open(base, backend, dtype, in_flight=in_flight, max_length=max_length)
+    run(out, opened, engine, count=count, options=options, exclude=excluded)
+    notes.print(f"{count} prompts in {out}", soft_wrap=True)
+
+
 DISTILL_EXAMPLES = examples(
     "medusa data distill prompts/train.jsonl --base smollm2-135m --out train.jsonl --states states",
     "medusa data distill my.parquet --base my-org/my-model --out answers.jsonl --greedy-share 1",
@@ -58,7 +109,7 @@ def distill(
     states: Annotated[
         Path | None, typer.Option("--states", metavar="DIR", help="Keep the base's hidden states as well.")
     ] = None,
-    backend: Annotated[str, typer.Option(metavar="auto|vllm|engine", help="What decodes.")] = "auto",
+    backend: BACKEND = "auto",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 256,
     greedy_share: Annotated[
         float, typer.Option(min=0, max=1, help="Share of conversations answered greedily.")
@@ -72,26 +123,19 @@ def distill(
     token_budget: Annotated[
         int | None, typer.Option(min=1, help="Begin nothing after so many tokens.")
     ] = None,
-    in_flight: Annotated[int | None, typer.Option(min=1, help="Conversations decoded together.")] = None,
-    max_length: Annotated[int, typer.Option(min=2, help="Most tokens of a whole conversation.")] = 2048,
+    in_flight: IN_FLIGHT = None,
+    max_length: MAX_LENGTH = 2048,
     dtype: DtypeOption = Dtype.auto,
 ) -> None:
     """Let the base answer prompts, every turn in its own context. Run again, it goes on where it was."""
-    from medusa.base import open_base as open_without_weights
-    from medusa.data.backends import open_backend
     from medusa.data.conversations import load_conversations
     from medusa.data.distill import Sampling
     from medusa.data.distill import distill as run
-    from medusa_cli.session import open_base
 
     sampling = Sampling(max_new_tokens, greedy_share, temperature, top_p, seed)
     rows = load_conversations(prompts, limit=limit)
-    chosen = dtype.resolve()
-    name = ("vllm" if util.find_spec("vllm") else "engine") if backend == "auto" else backend
-    # vLLM loads the weights by itself; a large base should not be in memory twice for nothing.
-    opened = open_without_weights(base) if name == "vllm" and states is None else open_base(base, dtype)
-    engine = open_backend(
-        opened, name, in_flight=in_flight, max_length=max_length, dtype=str(chosen).removeprefix("torch.")
+    opened, engine = _open(
+        base, backend, dtype, in_flight=in_flight, max_length=max_length, weights=states is not None
     )
     report = run(rows, out, opened, engine, sampling=sampling, token_budget=token_budget, states_dir=states)
     notes.print(
@@ -122,3 +166,18 @@ def states(
 
     rows = load_conversations(conversations, limit=limit)
     build_states(open_base(base, dtype), rows, out, batch_tokens=batch_tokens)
+
+
+def _open(
+    base: str, backend: str, dtype: Dtype, *, in_flight: int | None, max_length: int, weights: bool = False
+) -> tuple[Base, Backend]:
+    """The base and what decodes it. `weights`: they are needed here even if the backend has its own."""
+    from medusa.base import open_base as open_without_weights
+    from medusa.data.backends import open_backend
+    from medusa_cli.session import open_base
+
+    name = ("vllm" if util.find_spec("vllm") else "engine") if backend == "auto" else backend
+    # vLLM loads the weights by itself; a large base should not be in memory twice for nothing.
+    opened = open_base(base, dtype) if weights or name != "vllm" else open_without_weights(base)
+    number_format = str(dtype.resolve()).removeprefix("torch.")
+    return opened, open_backend(opened, name, in_flight=in_flight, max_length=max_length, dtype=number_format)

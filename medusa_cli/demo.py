@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from medusa_cli.common import examples, notes, out, repository
+from medusa_cli.common import Dtype, examples, notes, out, repository
 from medusa_cli.demo_recipe import DemoRecipe, load_demo_recipe
 from medusa_cli.stages import Runner, Stage, clock
 
@@ -56,7 +57,9 @@ def demo_stages(recipe: DemoRecipe, recipes: Path, folder: Path) -> list[Stage]:
         MedusaError: a heads' recipe cannot be read, or has no such key.
     """
     base, seed = recipe.base, str(recipe.seed)
-    answers = ("--base", base, "--max-new-tokens", str(recipe.answers.max_new_tokens), "--seed", seed)
+    asked = recipe.answers
+    answers = ("--base", base, "--seed", seed, "--backend", "engine", "--in-flight", asked.in_flight)
+    answers += ("--max-new-tokens", asked.max_new_tokens, "--max-length", asked.max_length)
     prompts, magpie = folder / "prompts", folder / "magpie.jsonl"
     states, validation = folder / "states" / "train", folder / "states" / "validation"
     stages = [
@@ -72,10 +75,12 @@ def demo_stages(recipe: DemoRecipe, recipes: Path, folder: Path) -> list[Stage]:
     if recipe.prompts.magpie:
         sources.append(magpie)
         words = ("--base", base, "--out", magpie, "--count", recipe.prompts.magpie, "--seed", seed)
+        words += ("--backend", "engine", "--in-flight", asked.in_flight, "--max-length", asked.max_length)
         title = f"{recipe.prompts.magpie} prompts written by the base"
-        stages.append(Stage("magpie", title, _medusa("data", "magpie", *words), (magpie,), after=("base",)))
+        made = (magpie, folder / "magpie.jsonl.manifest.json")
+        stages.append(Stage("magpie", title, _medusa("data", "magpie", *words), made, after=("base",)))
     data = tuple(stage.name for stage in stages)
-    share = ("--greedy-share", recipe.answers.greedy_share)
+    share = ("--greedy-share", asked.greedy_share)
     stages.append(
         Stage(
             "answers",
@@ -91,18 +96,18 @@ def demo_stages(recipe: DemoRecipe, recipes: Path, folder: Path) -> list[Stage]:
                 "--states",
                 states,
             ),
-            (folder / "train.jsonl", states),
+            (folder / "train.jsonl", folder / "train.jsonl.manifest.json", states),
             after=data,
         )
     )
-    held_out = ("--greedy-share", 1.0, "--limit", recipe.answers.validation)
+    held_out = ("--greedy-share", 1.0, "--limit", asked.validation)
     words = (*answers, *held_out, "--out", folder / "validation.jsonl", "--states", validation)
     stages.append(
         Stage(
             "validation",
-            f"{recipe.answers.validation} greedy answers for validation",
+            f"{asked.validation} greedy answers for validation",
             _medusa("data", "distill", prompts / "validation.jsonl", *words),
-            (folder / "validation.jsonl", validation),
+            (folder / "validation.jsonl", folder / "validation.jsonl.manifest.json", validation),
             after=("base", "prompts"),
         )
     )
@@ -124,12 +129,14 @@ def _heads_stages(
         f"data.train={states}",
         f"data.validation={validation}",
         f"training.seed={recipe.seed}",
-        *(f"{key}={value}" for key, value in heads.set.items()),
+        *(f"{key}={json.dumps(value)}" for key, value in heads.set.items()),
     ]
     # Resolved here already: a wrong key is told now and not after twenty minutes.
     settings = load_recipe(path, overrides).model_dump(mode="json")
     report = checkpoint / "report"
-    limits = ("--limit", recipe.eval.limit, "--max-new-tokens", recipe.eval.max_new_tokens)
+    dtype = str(Dtype.auto.resolve()).removeprefix("torch.")
+    limits = ("--limit", recipe.eval.limit, "--max-new-tokens", recipe.eval.max_new_tokens, "--dtype", dtype)
+    limits += ("--peer-conversations", recipe.eval.peer_conversations, "--resume")
     train, measure, search = f"train-{name}", f"calibrate-{name}", f"tree-{name}"
     return [
         Stage(

@@ -28,6 +28,8 @@ class Answers(_Section):
 
     max_new_tokens: int = Field(128, ge=1, description="most tokens of an answer")
     greedy_share: float = Field(0.5, ge=0, le=1, description="answers decoded greedily; the rest is sampled")
+    in_flight: int = Field(16, ge=1, description="conversations decoded together")
+    max_length: int = Field(1024, ge=2, description="most tokens of a whole conversation")
     validation: int = Field(64, ge=1, description="validation prompts, answered greedily")
 
 
@@ -43,6 +45,7 @@ class Eval(_Section):
 
     limit: int = Field(12, ge=1, description="conversations of the test split")
     max_new_tokens: int = Field(128, ge=1, description="most tokens of an answer")
+    peer_conversations: int = Field(4, ge=1, description="answered by other implementations as well")
 
 
 class DemoRecipe(_Section):

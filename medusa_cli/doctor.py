@@ -12,6 +12,7 @@ from importlib import metadata, util
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from medusa.errors import CheckFailed
@@ -204,6 +205,6 @@ def _table(title: str, findings: list[Finding]) -> Table:
     )
     marks = {"ok": "[green]ok[/green]", "missing": "[yellow]--[/yellow]", "broken": "[red]!![/red]"}
     for finding in findings:
-        remedy = f"\n[dim]{finding.remedy}[/dim]" if finding.remedy else ""
-        table.add_row(marks[finding.state], finding.name, finding.found + remedy)
+        remedy = f"\n[dim]{escape(finding.remedy)}[/dim]" if finding.remedy else ""
+        table.add_row(marks[finding.state], finding.name, escape(finding.found) + remedy)
     return table

@@ -27,8 +27,8 @@ TEMPLATE = (
 HIDDEN, HEADS = 64, 3
 
 
-def make_base(folder: Path) -> list[int]:
-    """Saves the base; returns the tokens of its text in order."""
+def make_base(folder: Path, context: int = 512) -> list[int]:
+    """Saves the base, of `context` positions; returns the tokens of its text in order."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {"</s>": 0, **{letter: i for i, letter in enumerate(alphabet, 1)}}
     core = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -48,7 +48,7 @@ def make_base(folder: Path) -> list[int]:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=512,
+        max_position_embeddings=context,
         eos_token_id=0,
         pad_token_id=0,
         tie_word_embeddings=False,

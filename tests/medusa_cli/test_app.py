@@ -50,7 +50,9 @@ def test_the_list_of_commands_is_whole():
 
 
 def test_help_imports_no_torch():
-    program = "import sys; from medusa_cli.app import app; print([m for m in sys.modules if m == 'torch'])"
+    program = (
+        "import sys; from medusa_cli.commands import app; print([m for m in sys.modules if m == 'torch'])"
+    )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert found.stdout.strip() == "[]", found.stderr
 
@@ -59,7 +61,7 @@ def test_help_imports_no_torch():
 def test_every_help_page_ends_with_examples(command):
     from typer.testing import CliRunner
 
-    from medusa_cli.app import app
+    from medusa_cli.commands import app
 
     result = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "100"})
     assert result.exit_code == 0

@@ -7,7 +7,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from medusa_cli import chat as module
-from medusa_cli.app import app
+from medusa_cli.commands import app
 from tests.medusa_cli.looper import TEXT
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from medusa.errors import MedusaError
-from medusa_cli.app import app
+from medusa_cli.commands import app
 from medusa_cli.generate import generate as command
 from tests.medusa_cli.looper import TEXT
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from medusa.errors import MedusaError
 from medusa.tree import Tree
-from medusa_cli.app import app
+from medusa_cli.commands import app
 
 
 def run(*arguments: str) -> str:
