@@ -69,9 +69,12 @@ def sample(
     Returns:
         [B, W] int64.
     """
-    greedy = logits.argmax(dim=-1)
-    safe = torch.where(temperature > 0, temperature, 1.0)[:, None, None]
-    probabilities = torch.softmax(logits.float() / safe, dim=-1)
+    chosen = logits.argmax(dim=-1)
+    rows = temperature.nonzero().squeeze(
+        1
+    )  # the others need no distribution, which costs more than a row's forward
+    logits, temperature, top_p, uniform = logits[rows], temperature[rows], top_p[rows], uniform[rows]
+    probabilities = torch.softmax(logits.float() / temperature[:, None, None], dim=-1)
     if bool((top_p < 1).any()):
         ordered, order = probabilities.sort(dim=-1, descending=True)
         before = ordered.cumsum(dim=-1) - ordered
@@ -79,5 +82,6 @@ def sample(
         probabilities = torch.zeros_like(probabilities).scatter(-1, order, ordered)
     cumulative = probabilities.double().cumsum(dim=-1)
     threshold = uniform.double()[..., None] * cumulative[..., -1:]
-    drawn = torch.searchsorted(cumulative, threshold, right=True).squeeze(-1).clamp(max=logits.shape[-1] - 1)
-    return torch.where((temperature > 0)[:, None], drawn, greedy)
+    drawn = torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
+    chosen[rows] = drawn.clamp(max=logits.shape[-1] - 1)
+    return chosen

@@ -52,7 +52,9 @@ ALL_ATTENTION_FUNCTIONS.register(_NAME, grouped_attention)
 def group_mask(visible: torch.Tensor, config: PretrainedConfig, dtype: torch.dtype) -> torch.Tensor:
     """[B, q, S] bool, True where a query sees a key -> the additive [B, 1, groups * q, S] of `grouped_attention`."""
     kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    additive = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, -torch.inf)
+    additive = torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
+        ~visible, -torch.inf
+    )
     return additive.repeat(1, config.num_attention_heads // kv_heads, 1)[:, None]
 
 

@@ -66,7 +66,12 @@ class TreeCache(Cache):
         self._index = positions[:, None, :, None].expand(-1, kv_heads, -1, head_dim)
 
     def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: object, **kwargs: object
+        self,
+        key_states: torch.Tensor,
+        value_states: torch.Tensor,
+        layer_idx: int,
+        *args: object,
+        **kwargs: object,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Called by each attention layer: writes [b, kv heads, q, head dim], returns the bound span."""
         keys, values = self.keys[layer_idx, self._rows], self.values[layer_idx, self._rows]

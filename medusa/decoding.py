@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from transformers import PreTrainedModel
 
 from medusa.acceptance import accept, sample
@@ -26,6 +25,7 @@ from medusa.attention import group_mask, grouped
 from medusa.cache import TreeCache
 from medusa.errors import MedusaError
 from medusa.heads import DraftHeads
+from medusa.packing import pack_linears
 from medusa.tree import Tree, TreeBuffers
 
 SPAN = 64  # the part of the cache that a forward reads grows in steps of this many positions
@@ -63,14 +63,14 @@ def draft(
         for k, level in enumerate(tree.levels, start=1):
             path = embed(tokens[:, level.paths])  # [B, m, k, H]
             state = hidden[:, None].expand(batch, len(level.drafters), -1)
-            logits = F.linear(heads.features(k, state, path), heads.draft_weight(k, lm_head))
+            logits = heads.draft_logits(k, heads.features(k, state, path), lm_head)
             guesses = logits.topk(level.top_k, dim=-1).indices  # [B, m, top-k]
             tokens = torch.cat([tokens, heads.to_tokens(guesses[:, level.slots, level.ranks])], dim=1)
         return tokens
     depth = len(tree.levels)
     features = torch.stack([heads.features(k, hidden, None) for k in range(1, depth + 1)])  # [D, B, H]
     if heads.lm_head is None:
-        logits = F.linear(features, heads.draft_weight(1, lm_head))
+        logits = heads.draft_logits(1, features, lm_head)
     else:
         logits = torch.bmm(features, heads.lm_head[:depth].transpose(1, 2))
     top_k = max(level.top_k for level in tree.levels)
@@ -103,6 +103,7 @@ class Engine:
         tree: the candidate tree; None: plain decoding.
         batch: rows.
         max_length: most tokens of a row, prompt and answer together.
+        pack: lay the weights of a frozen float32 model on a CPU out a second time for small batches; see `packing.py`.
 
     Raises:
         MedusaError: the tree does not fit the heads, or the heads do not fit the model.
@@ -116,6 +117,7 @@ class Engine:
         *,
         batch: int = 1,
         max_length: int = 2048,
+        pack: bool = True,
     ):
         self.model, self.heads = model, heads
         self.body = model.get_decoder()
@@ -128,6 +130,10 @@ class Engine:
                 f"the heads were made for a hidden size of {heads.config.hidden_size} and the base has "
                 f"{self.config.hidden_size}; use the base that the heads were trained on"
             )
+        if pack:
+            for module in (model, heads):
+                if module is not None:
+                    pack_linears(module)
         self.set_tree(tree or Tree())
         spare = 64 + self.tree.width  # a tree's nodes lie after the last committed token
         capacity = -(-(max_length + spare) // SPAN) * SPAN
@@ -144,7 +150,9 @@ class Engine:
     def set_tree(self, tree: Tree) -> None:
         """Changes the tree between steps. Raises MedusaError if the heads cannot fill it."""
         if tree.depth and self.heads is None:
-            raise MedusaError("a tree needs heads; give a checkpoint, or use the empty tree for plain decoding")
+            raise MedusaError(
+                "a tree needs heads; give a checkpoint, or use the empty tree for plain decoding"
+            )
         if tree.depth:
             tree.check(self.heads.config.num_heads, self.heads.config.draft_size)
         if hasattr(self, "cache") and self.max_length + tree.width > self.cache.capacity:
@@ -179,9 +187,13 @@ class Engine:
             raise MedusaError("the prompt is empty; give at least one token")
         end = start + len(ids)
         if end > self.max_length:
-            raise MedusaError(f"the prompt has {end} tokens and the context holds {self.max_length}; shorten it")
+            raise MedusaError(
+                f"the prompt has {end} tokens and the context holds {self.max_length}; shorten it"
+            )
         if start > self._lengths[row]:
-            raise MedusaError(f"row {row} holds {self._lengths[row]} tokens, so a prompt cannot continue at {start}")
+            raise MedusaError(
+                f"row {row} holds {self._lengths[row]} tokens, so a prompt cannot continue at {start}"
+            )
         positions = torch.arange(start, end, device=self.device)[None]
         span = min(-(-end // SPAN) * SPAN, self.cache.capacity)
         keys = torch.arange(span, device=self.device)
@@ -208,6 +220,14 @@ class Engine:
         self._used.discard(row)
         self.temperature[row], self._generators[row] = 0.0, None
 
+    def rewind(self, row: int, length: int) -> None:
+        """Forgets a row's tokens from position `length` on; the pending root and hidden state stay as they are."""
+        if not 0 <= length <= self._lengths[row]:
+            raise MedusaError(
+                f"row {row} holds {self._lengths[row]} tokens and cannot be cut back to {length}"
+            )
+        self.lengths[row] = self._lengths[row] = length
+
     def length(self, row: int) -> int:
         """Tokens of a row in the cache: all of its text but the pending root."""
         return self._lengths[row]
@@ -219,7 +239,9 @@ class Engine:
         rows, tree = slice(0, count), self.buffers
         lengths = self.lengths[:count]
         if tree.levels:
-            tokens = draft(self.heads, self.embed, self.lm_head.weight, tree, self.hidden[:count], self.root[:count])
+            tokens = draft(
+                self.heads, self.embed, self.lm_head.weight, tree, self.hidden[:count], self.root[:count]
+            )
         else:
             tokens = self.root[:count, None].clone()
         span = min(-(-(max(self._lengths[:count]) + self.tree.width) // SPAN) * SPAN, self.cache.capacity)
@@ -250,7 +272,9 @@ class Engine:
     def _tree_view(self, lengths: torch.Tensor, span: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Node positions [b, W], positions of the keys in the span [b, span], and who sees whom [b, W, span]."""
         width, tree = self.tree.width, self.buffers
-        offset = torch.arange(span, device=self.device)[None] - lengths[:, None]  # < 0: committed; 0..W-1: nodes
+        offset = (
+            torch.arange(span, device=self.device)[None] - lengths[:, None]
+        )  # < 0: committed; 0..W-1: nodes
         column = offset.clamp(-1, width) + 1
         edge = torch.ones(width, 1, dtype=torch.bool, device=self.device)
         visible = torch.cat([edge, tree.mask, ~edge], dim=1)[:, column].transpose(0, 1)
@@ -284,7 +308,9 @@ class Engine:
         window = getattr(self.config, "sliding_window", None)
         types = set(getattr(self.config, "layer_types", None) or ())
         if not types <= {"full_attention", "sliding_attention"}:
-            raise MedusaError(f"the base has layers of type {sorted(types)}; only full and sliding attention are known")
+            raise MedusaError(
+                f"the base has layers of type {sorted(types)}; only full and sliding attention are known"
+            )
         full = group_mask(visible, self.config, dtype)
         if window is None or types == {"full_attention"}:
             sliding = full

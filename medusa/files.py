@@ -45,8 +45,14 @@ def _clear_os_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError) or error.errno in (28, 122, 30):
-            raise MedusaError(f"cannot write {path}: {error.strerror}; free space or choose another folder") from error
+        if isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError) or error.errno in (
+            28,
+            122,
+            30,
+        ):
+            raise MedusaError(
+                f"cannot write {path}: {error.strerror}; free space or choose another folder"
+            ) from error
         raise
 
 

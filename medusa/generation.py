@@ -87,7 +87,9 @@ class Completion:
 class _Row:
     """A request while it is being answered."""
 
-    def __init__(self, request: Request, eos_ids: Set[int], tokenizer: PreTrainedTokenizerBase | None, limit: int):
+    def __init__(
+        self, request: Request, eos_ids: Set[int], tokenizer: PreTrainedTokenizerBase | None, limit: int
+    ):
         if request.max_new_tokens < 1:
             raise MedusaError(f"max_new_tokens must be at least 1, not {request.max_new_tokens}")
         if request.stop and tokenizer is None:
@@ -100,7 +102,9 @@ class _Row:
         self.began = time.perf_counter()
         self.over = False
 
-    def take(self, tokens: list[int], states: torch.Tensor | None, first: bool = False) -> list[tuple[int, str]]:
+    def take(
+        self, tokens: list[int], states: torch.Tensor | None, first: bool = False
+    ) -> list[tuple[int, str]]:
         """Keeps what the stop rules allow of the newly committed tokens; returns (token, new text) pairs."""
         kept: list[tuple[int, str]] = []
         for token in tokens:
@@ -184,7 +188,9 @@ def generate(
                     yield _release(engine, rows, number)
             if not rows:
                 if more:
-                    raise MedusaError("no request is in flight and none is ready: the source of requests is stuck")
+                    raise MedusaError(
+                        "no request is in flight and none is ready: the source of requests is stuck"
+                    )
                 break
             result = engine.step(want_hidden=any(row.request.want_hidden for row in rows.values()))
             tokens, counts = result.tokens.tolist(), result.counts.tolist()

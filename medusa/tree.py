@@ -124,7 +124,9 @@ class Tree:
                 f"choose a tree of depth <= {num_heads} or train more heads"
             )
         if self.top_k > vocabulary:
-            raise MedusaError(f"tree: rank {self.top_k - 1} asked of heads that know only {vocabulary} tokens")
+            raise MedusaError(
+                f"tree: rank {self.top_k - 1} asked of heads that know only {vocabulary} tokens"
+            )
 
     @cached_property
     def _index(self) -> dict[Path, int]:
@@ -174,7 +176,9 @@ class Tree:
         value: Any = read_json(path)
         paths = value.get("paths") if isinstance(value, dict) else value
         if not isinstance(paths, list) or not all(isinstance(item, list) for item in paths):
-            raise MedusaError(f'{path}: a tree is a list of paths such as [[0], [0, 0]], or {{"paths": [...]}}')
+            raise MedusaError(
+                f'{path}: a tree is a list of paths such as [[0], [0, 0]], or {{"paths": [...]}}'
+            )
         try:
             return cls(paths)
         except MedusaError as error:

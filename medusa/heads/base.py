@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from medusa.heads.config import HeadsConfig
+from medusa.packing import pack_linears, pays
 
 
 class DraftHeads(nn.Module):
@@ -29,9 +33,12 @@ class DraftHeads(nn.Module):
         self.register_buffer("draft_vocab", torch.arange(config.draft_size) if pruned else None)
         own = config.lm_head == "own"
         self.lm_head = (
-            nn.Parameter(torch.zeros(config.num_heads, config.draft_size, config.hidden_size)) if own else None
+            nn.Parameter(torch.zeros(config.num_heads, config.draft_size, config.hidden_size))
+            if own
+            else None
         )
         self._pruned: tuple[tuple, torch.Tensor] | None = None
+        self._packed: tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]] | None = None
 
     def features(self, k: int, hidden: torch.Tensor, path: torch.Tensor) -> torch.Tensor:
         """Head k's features.
@@ -59,10 +66,32 @@ class DraftHeads(nn.Module):
             return self.lm_head[k - 1]
         if self.draft_vocab is None:
             return base_lm_head
-        key = (base_lm_head.data_ptr(), base_lm_head.dtype, self.draft_vocab.data_ptr(), self.draft_vocab._version)
+        key = (
+            base_lm_head.data_ptr(),
+            base_lm_head.dtype,
+            self.draft_vocab.data_ptr(),
+            self.draft_vocab._version,
+        )
         if self._pruned is None or self._pruned[0] != key:
             self._pruned = (key, base_lm_head.detach()[self.draft_vocab].contiguous())
         return self._pruned[1]
+
+    def draft_logits(self, k: int, features: torch.Tensor, base_lm_head: torch.Tensor) -> torch.Tensor:
+        """Head k's draft logits: features [..., H] -> [..., V'], with packed weights where they are faster."""
+        weight = self.draft_weight(k, base_lm_head)
+        if (
+            self._pruned is None
+            or weight is not self._pruned[1]
+            or torch.is_grad_enabled()
+            or not pays(weight)
+        ):
+            return F.linear(features, weight)
+        if self._packed is None or self._packed[0] is not weight:
+            layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+            layer.weight = nn.Parameter(weight, requires_grad=False)
+            pack_linears(layer)
+            self._packed = (weight, layer.forward)
+        return self._packed[1](features)
 
     def start_lm_heads(self, base_lm_head: torch.Tensor) -> None:
         """Sets own LM heads to the base's, as training starts from; nothing to do when shared."""

@@ -64,7 +64,9 @@ class HeadsConfig:
         for key in values:
             if key not in known:
                 near = difflib.get_close_matches(key, known, n=1)
-                raise MedusaError(f"heads: unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+                raise MedusaError(
+                    f"heads: unknown key {key!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+                )
         missing = [name for name in ("kind", "num_heads", "hidden_size", "vocab_size") if name not in values]
         if missing:
             raise MedusaError(f"heads: {', '.join(missing)} missing from the configuration")
