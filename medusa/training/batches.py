@@ -105,14 +105,14 @@ def plan_epoch(
     return [batches[step * group : (step + 1) * group] for step in range(steps)]
 
 
-def choose_draft_vocab(counts: torch.Tensor, size: int, always: Iterable[int] = ()) -> torch.Tensor:
+def choose_draft_vocab(frequencies: torch.Tensor, size: int, always: Iterable[int] = ()) -> torch.Tensor:
     """The most frequent answer tokens, in ascending order: [V'] int64 token ids.
 
     Ties, and places left when fewer tokens occur than fit, go to the lowest ids: byte-pair vocabularies are
         numbered by merge order, so these are the most frequent ones of the tokenizer's own corpus.
 
     Args:
-        counts: [V] how often each token occurs in the answers.
+        frequencies: [V] how often each token occurs, or is expected to; see `token_frequencies`.
         size: V'.
         always: ids to keep whatever their count (end-of-turn and end-of-text).
 
@@ -120,9 +120,11 @@ def choose_draft_vocab(counts: torch.Tensor, size: int, always: Iterable[int] = 
         MedusaError: `size` is not between the number of `always` ids and V.
     """
     always = sorted(set(always))
-    if not len(always) <= size <= len(counts):
-        raise MedusaError(f"draft vocabulary: size {size} must lie between {len(always)} and {len(counts)}")
-    score = counts.double()
+    if not len(always) <= size <= len(frequencies):
+        raise MedusaError(
+            f"draft vocabulary: size {size} must lie between {len(always)} and {len(frequencies)}"
+        )
+    score = frequencies.double().clone()
     score[always] = torch.inf
     kept = torch.sort(score, descending=True, stable=True).indices[:size]
     return kept.sort().values

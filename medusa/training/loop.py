@@ -31,7 +31,7 @@ from medusa.training.batches import Batch, choose_draft_vocab, draft_lookup, mak
 from medusa.training.evaluate import choose_segments, evaluate
 from medusa.training.objective import Objective
 from medusa.training.recipe import Recipe
-from medusa.training.sources import count_tokens, open_sources
+from medusa.training.sources import open_sources, token_frequencies
 from medusa.training.state import Average, StopRequest, load_state, run_key, save_state
 
 
@@ -129,7 +129,13 @@ class _Run:
         self.segments = choose_segments(self.validation.lengths, recipe.evaluation.max_tokens)
         self.steps_an_epoch = len(self._plan(0))
         self.total = self.steps_an_epoch * settings.epochs
-        objective = Objective(self.heads, self.base, loss=settings.loss, head_decay=settings.head_decay)
+        objective = Objective(
+            self.heads,
+            self.base,
+            loss=settings.loss,
+            sampled=settings.sampled,
+            head_decay=settings.head_decay,
+        )
         optimizer = torch.optim.AdamW(
             self.heads.parameters(),
             lr=settings.learning_rate,
@@ -152,8 +158,8 @@ class _Run:
         torch.manual_seed(self.recipe.training.seed)
         heads = build_heads(config)
         if config.draft_vocab_size is not None:
-            counts = count_tokens(self.source, self.base.vocab_size)
-            heads.draft_vocab.copy_(choose_draft_vocab(counts, config.draft_vocab_size, self.base.eos_ids))
+            score = token_frequencies(self.source, self.base)
+            heads.draft_vocab.copy_(choose_draft_vocab(score, config.draft_vocab_size, self.base.eos_ids))
         heads.start_lm_heads(self.base.model.get_output_embeddings().weight)
         return heads.to(self.accelerator.device), draft_lookup(heads.draft_vocab, self.base.vocab_size)
 

@@ -25,15 +25,22 @@ def recipe_of(tiny: Tiny, folder: Path, **sections: dict):
     return load_recipe(tiny.recipe_file(folder / "recipe.yaml", **sections))
 
 
-@pytest.mark.parametrize(("kind", "learnt"), [("medusa", 1.25), ("hydra", 2.0)])
+@pytest.mark.parametrize(
+    ("kind", "loss", "learnt"),
+    [
+        ("medusa", "cross_entropy", 1.25),
+        ("hydra", "cross_entropy", 2.0),
+        ("hydra", "sampled_cross_entropy", 2.0),
+    ],
+)
 def test_heads_learn_and_the_output_is_a_checkpoint(
-    tiny: Tiny, tmp_path: Path, kind: str, learnt: float
+    tiny: Tiny, tmp_path: Path, kind: str, loss: str, learnt: float
 ) -> None:
     recipe = recipe_of(
         tiny,
         tmp_path,
         heads={"kind": kind},
-        training={"epochs": 12, "learning_rate": 0.01, "batch_tokens": 200},
+        training={"epochs": 12, "learning_rate": 0.01, "batch_tokens": 200, "loss": loss, "sampled": 8},
     )
     result = train(recipe, tmp_path / "out", argv=["train_heads.py", "--out", str(tmp_path / "out")])
     assert result.stopped is None

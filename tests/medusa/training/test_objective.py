@@ -118,3 +118,15 @@ def test_blocks_of_a_deep_head_learn_apart(tiny: Tiny) -> None:
     gradients = [p.grad for p in parameters if p.dim() == 2]
     for i, one in enumerate(gradients):
         assert all(not torch.allclose(one, other) for other in gradients[i + 1 :])
+
+
+@pytest.mark.parametrize("lm_head", ["shared", "own"])
+def test_the_sampled_loss_has_the_whole_vocabulary_when_it_samples_all(tiny: Tiny, lm_head: str) -> None:
+    heads = make_heads("hydra", lm_head=lm_head)
+    batch = make_batch(tiny.train.get(list(range(10))), 3, draft_lookup(heads.draft_vocab, VOCAB))
+    whole, _ = loss_of(heads, tiny, batch)
+    sampled, _ = loss_of(heads, tiny, batch, loss="sampled_cross_entropy", sampled=40)
+    torch.testing.assert_close(sampled, whole, rtol=1e-5, atol=1e-5)
+    few, _ = loss_of(heads, tiny, batch, loss="sampled_cross_entropy", sampled=1)
+    few.backward()
+    assert all(torch.isfinite(p.grad).all() and p.grad.abs().sum() > 0 for p in heads.parameters())
