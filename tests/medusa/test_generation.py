@@ -1,0 +1,105 @@
+import pytest
+import torch
+
+from medusa.decoding import Engine
+from medusa.errors import MedusaError
+from medusa.generation import Request, generate
+from medusa.tree import Tree
+from tests.medusa.models import small_heads, small_model
+
+
+def plain(ids: list[int], new: int = 30) -> list[int]:
+    return next(
+        generate(Engine(small_model(), max_length=128), [Request(ids=ids, max_new_tokens=new)], eos_ids=set())
+    ).token_ids
+
+
+@pytest.mark.parametrize("tree", [None, Tree.chain(3)])
+def test_nothing_is_kept_after_the_end_of_turn(tree):
+    """Untrained heads win tokens on this prompt, so the end-of-turn token falls inside a step's tokens too."""
+    whole = plain([5] * 8)
+    engine = Engine(small_model(), small_heads(scale=0.0), tree, max_length=128)
+    for eos in sorted(set(whole)):
+        done = next(generate(engine, [Request(ids=[5] * 8, max_new_tokens=30)], eos_ids={eos}))
+        assert done.token_ids == whole[: whole.index(eos) + 1]
+        assert done.finish == "stop"
+        assert len(done.token_ids) == 1 + sum(done.accepted)
+        assert len(done.from_heads) == len(done.token_ids)
+
+
+@pytest.mark.parametrize("new", [1, 2, 3, 7])
+def test_the_length_limit_is_exact(new):
+    engine = Engine(small_model(), small_heads(scale=0.0), Tree.chain(3), max_length=128)
+    done = next(generate(engine, [Request(ids=[5] * 8, max_new_tokens=new)], eos_ids=set()))
+    assert done.token_ids == plain([5] * 8, new)
+    assert done.finish == "length"
+
+
+def test_later_requests_can_be_made_from_earlier_answers():
+    """A source yields None while it waits; multi-turn distillation is made this way."""
+    engine = Engine(small_model(), batch=3, max_length=128)
+    ready, seen = [Request(ids=[5, 6], max_new_tokens=4, key=0)], []
+
+    def source():
+        while len(seen) < 4:
+            yield ready.pop() if ready else None
+
+    for done in generate(engine, source(), eos_ids=set()):
+        seen.append(done)
+        ready.append(Request(ids=[5, 6, *done.token_ids], max_new_tokens=4, key=done.key + 1))
+    assert [done.key for done in seen] == [0, 1, 2, 3]
+    assert seen[0].token_ids + seen[1].token_ids == plain([5, 6], 8)
+
+
+def test_a_source_that_waits_for_nothing_is_an_error_not_a_hang():
+    with pytest.raises(MedusaError, match="stuck"):
+        list(generate(Engine(small_model()), iter([None]), eos_ids=set()))
+
+
+def test_rows_are_free_again_after_an_interrupt():
+    engine = Engine(small_model(), batch=2, max_length=128)
+    running = generate(engine, [Request(ids=[5], max_new_tokens=n) for n in (3, 60)], eos_ids=set())
+    next(running)
+    running.close()
+    assert [
+        len(done.token_ids) for done in generate(engine, [Request(ids=[7], max_new_tokens=5)], eos_ids=set())
+    ] == [5]
+
+
+def test_callback_sees_every_token_in_order():
+    seen: dict[int, list[int]] = {0: [], 1: []}
+    engine = Engine(small_model(), small_heads(scale=0.0), Tree.chain(2), batch=2, max_length=128)
+    requests = [Request(ids=[5 + i] * 6, max_new_tokens=12, key=i) for i in range(2)]
+    done = generate(
+        engine,
+        requests,
+        eos_ids=set(),
+        on_tokens=lambda key, pairs: seen[key].extend(token for token, _ in pairs),
+    )
+    assert {item.key: item.token_ids for item in done} == seen
+
+
+def test_acceptance_length_counts_the_root():
+    engine = Engine(small_model(), max_length=64)
+    done = next(generate(engine, [Request(ids=[5], max_new_tokens=9)], eos_ids=set()))
+    assert done.acceptance_length == 1.0 and len(done.accepted) == 8
+
+
+@pytest.mark.parametrize(
+    ("values", "says"), [({"max_new_tokens": 0}, "at least 1"), ({"stop": ("x",)}, "need the tokenizer")]
+)
+def test_rules_that_make_no_sense(values, says):
+    with pytest.raises(MedusaError, match=says):
+        list(generate(Engine(small_model()), [Request(ids=[5], **values)], eos_ids=set()))
+
+
+def test_prefill_time_is_part_of_the_whole():
+    done = next(generate(Engine(small_model()), [Request(ids=[5], max_new_tokens=3)], eos_ids=set()))
+    assert 0 < done.prefill_seconds <= done.seconds
+
+
+def test_no_gradient_is_kept():
+    engine = Engine(small_model(), max_length=64)
+    next(generate(engine, [Request(ids=[5], max_new_tokens=3)], eos_ids=set()))
+    assert not engine.hidden.requires_grad
+    assert torch.isfinite(engine.hidden).all()
