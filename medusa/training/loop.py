@@ -26,6 +26,7 @@ from medusa import provenance
 from medusa.checkpoint import save_checkpoint
 from medusa.errors import MedusaError
 from medusa.files import write_json
+from medusa.hardware import native_bf16
 from medusa.heads import DraftHeads, HeadsConfig, build_heads
 from medusa.training.batches import Batch, choose_draft_vocab, draft_lookup, make_batch, plan_epoch
 from medusa.training.evaluate import choose_segments, evaluate
@@ -93,13 +94,6 @@ def cosine_rate(step: int, total: int, warmup: float, final: float) -> float:
         return (step + 1) / rising
     done = (step - rising) / max(1, total - rising)
     return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-
-
-def native_bf16(device: torch.device) -> bool:
-    """Whether bf16 products run in hardware. A CPU without it is ten times slower in bf16 than in float32."""
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    return device.type == "cpu" and bool(torch.cpu.get_capabilities().get("avx512_bf16", False))
 
 
 class _Run:
