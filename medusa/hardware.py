@@ -6,7 +6,7 @@ import torch
 
 
 def native_bf16(device: torch.device | str) -> bool:
-    """Whether bf16 products run in hardware; if not, a CPU is up to ten times slower in bf16 than in float32."""
+    """Whether bf16 products run in hardware. If not, a CPU is far slower in bf16 than in float32."""
     device = torch.device(device)
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
