@@ -57,6 +57,8 @@ def make_model(vocab: int, seed: int = 0) -> LlamaForCausalLM:
             tie_word_embeddings=False,
         )
     )
+    with torch.no_grad():
+        model.lm_head.weight[2] *= 2.5  # the end of a turn: in one of ten places or so
     return model.eval()
 
 
