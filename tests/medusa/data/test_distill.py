@@ -181,7 +181,7 @@ def test_senseless_sampling_is_an_error(wrong: dict) -> None:
 
 
 def check_states(base: Base, out: Path, folder: Path) -> int:
-    """Every answer's states are there once, and are those of a forward over its context. Returns their number."""
+    """Every answer has its states once, those of a forward over its context. Returns their number."""
     rows = list(read(out).values())
     cache = StatesCache(folder, base.fingerprints)
     got = cache.get(range(cache.num_segments))
