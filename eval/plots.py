@@ -177,7 +177,7 @@ def expected_speedup(results: Results) -> str:
         _widths(axes, widths[-1], results.tree.width)
         axes.set_ylim(bottom=min(0.8, *gains))
         axes.set_ylabel("speedup, decode only")
-        axes.legend(loc="upper left")
+        axes.legend(loc="best")
     return drawn.svg
 
 

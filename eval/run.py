@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from eval.aggregate import own
 from eval.assemble import Beginning, assemble
 from eval.decode import Decoder
 from eval.journal import Entry, Journal
@@ -12,6 +13,7 @@ from eval.peers import Peer, open_peers
 from eval.prompts import Prompts, balanced, load_prompts
 from eval.report import write_markdown, write_report
 from eval.results import Results, load, save
+from eval.stats import rate
 from eval.subject import Options, Subject, open_subject
 from medusa.checkpoint import WEIGHTS
 from medusa.decoding import Engine
@@ -131,4 +133,16 @@ def _decode_all(
                     divergences=decoded.divergences,
                 )
             )
-        progress(members[-1] + 1, len(rows), "decoding")
+        progress(members[-1] + 1, len(rows), f"decoding, {_so_far(journal.entries)}")
+
+
+def _so_far(entries: Sequence[Entry]) -> str:
+    """The speedup until now, for the progress bar."""
+    conversations = [conversation for entry in entries for conversation in entry.conversations]
+    if not conversations:
+        return "nothing yet"
+    rates = {}
+    for mode in ("tree", "plain"):
+        figures = [own(conversation, mode) for conversation in conversations]
+        rates[mode] = rate([row[0] for row in figures], [row[1] for row in figures])
+    return f"{rates['tree'] / rates['plain']:.2f}× so far"

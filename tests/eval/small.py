@@ -44,8 +44,8 @@ class Small:
         return self.folder / "talks.jsonl"
 
 
-def make_base(folder: Path) -> Base:
-    """A random Llama over bytes: 256 tokens and two special ones."""
+def make_base(folder: Path, hidden: int = 32) -> Base:
+    """A random Llama over bytes: 256 tokens and two special ones; 4 attention heads."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {symbol: number for number, symbol in enumerate(["<s>", "</s>", *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -56,8 +56,8 @@ def make_base(folder: Path) -> Base:
     torch.manual_seed(3)
     config = LlamaConfig(
         vocab_size=len(vocabulary),
-        hidden_size=32,
-        intermediate_size=64,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,

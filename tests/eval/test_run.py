@@ -333,3 +333,13 @@ def test_conversations_without_room_are_left_out_and_named(small, options, tmp_p
     data.write_text(json.dumps(rows[0]) + "\n")
     with pytest.raises(MedusaError, match="no prompt leaves room"):
         run(replace(options, data=str(data), out=tmp_path / "out", repeats=1, peers="none"))
+
+
+def test_a_tree_that_is_plain_decoding_draws_a_report_too(small, options, tmp_path):
+    (tmp_path / "tree.json").write_text('{"paths": []}')
+    tree = tmp_path / "tree.json"
+    found = run(replace(options, tree=tree, out=tmp_path / "out", repeats=1, peers="none", limit=1))
+    assert (found.tree.width, found.acceptance_length, found.acceptance_rate) == (1, 1.0, [])
+    assert found.chain.depth == 3
+    assert found.chain.acceptance_length > 1
+    assert found.speedup.low == found.speedup.mean == found.speedup.high
