@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -101,6 +102,7 @@ class VllmPeer:
             stdout=subprocess.PIPE,
             env=environment,
             text=True,
+            start_new_session=True,  # Ctrl-C is ours to handle; and `close` can end what it started as well
         )
         hello = {
             "model": str(base.path),
@@ -130,12 +132,12 @@ class VllmPeer:
         return reply["tokens"], reply["seconds"]
 
     def close(self) -> None:
-        """Ends the process."""
+        """Ends the process and those it started."""
         self._process.stdin.close()
         try:
-            self._process.wait(timeout=30)
+            self._process.wait(timeout=60)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
 

