@@ -1,3 +1,4 @@
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -80,3 +81,19 @@ def test_rows_have_their_own_rule():
     logits = torch.tensor([[[0.0, 0.1, 0.0]], [[0.0, 0.1, 0.0]]])
     tokens = sample(logits, torch.tensor([0.0, 1.0]), torch.ones(2), torch.tensor([[0.99], [0.99]]))
     assert tokens.tolist() == [[1], [2]]
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_nucleus_of_a_large_vocabulary_is_exact_whether_or_not_it_is_small(flat):
+    """A flat distribution's nucleus has more than the thousand tokens that are looked at first."""
+    size = 5000
+    logits = torch.linspace(0.0, 0.1 if flat else 30.0, size)[torch.randperm(size)]
+    probabilities = torch.softmax(logits, -1)
+    order = probabilities.argsort(descending=True)
+    count = int((probabilities[order].cumsum(0) < 0.9).sum()) + 1
+    assert (count > 1024) == flat
+    draws = torch.rand(1, 4000, generator=torch.Generator().manual_seed(0))
+    tokens = sample(logits.expand(1, 4000, size), torch.tensor([1.0]), torch.tensor([0.9]), draws)
+    assert set(tokens.unique().tolist()) <= set(order[:count].tolist())
+    if not flat:
+        assert len(tokens.unique()) > count // 2
