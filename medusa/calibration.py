@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from medusa.errors import MedusaError
 from medusa.files import read_json, write_json
@@ -257,8 +256,8 @@ def rank_vectors(
                 continue
             path = embedded[(rows[:, None] + torch.arange(k)).to(device)]
             features = heads.features(k, hidden[rows.to(device)], path)
-            weight = heads.draft_weight(k, lm_head)
-            logits = F.linear(features.to(weight.dtype), weight)
+            features = features.to(heads.draft_weight(k, lm_head).dtype)
+            logits = heads.draft_logits(k, features, lm_head)
             tokens = heads.to_tokens(logits.topk(guesses, dim=-1).indices).cpu()
             hit = tokens == targets[k - 1, rows, None]
             ranks[rows, k - 1] = torch.where(hit.any(-1), hit.int().argmax(-1), top_k).to(torch.int16)

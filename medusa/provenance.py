@@ -58,6 +58,15 @@ def without_machine_paths(value: str) -> str:
     return Path(value).name
 
 
+def _short(value: Any) -> Any:
+    """`without_machine_paths` on every text inside lists and dicts."""
+    if isinstance(value, dict):
+        return {key: _short(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_short(item) for item in value]
+    return without_machine_paths(value) if isinstance(value, str) else value
+
+
 def collect(
     *, base: Any, data: dict[str, Any], recipe: dict[str, Any], argv: Sequence[str] | None = None, **more: Any
 ) -> dict[str, Any]:
@@ -73,7 +82,7 @@ def collect(
     return {
         "format": 1,
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": [without_machine_paths(word) for word in (sys.argv if argv is None else argv)],
+        "command": _short(list(sys.argv if argv is None else argv)),
         "base": {
             "name": without_machine_paths(base.name),
             "fingerprint": base.fingerprint,
@@ -81,7 +90,7 @@ def collect(
             "template_fingerprint": base.template_fingerprint,
         },
         "data": data,
-        "recipe": recipe,
+        "recipe": _short(recipe),
         "versions": versions(),
         "git": git_commit(),
         "machine": {"system": platform.system(), "processor": platform.machine(), "cores": os.cpu_count()},

@@ -6,9 +6,8 @@ An output folder holds the best checkpoint so far (`medusa.checkpoint`), the res
 
 from __future__ import annotations
 
-import math
+import contextlib
 import os
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -18,7 +17,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 from accelerate.utils import DistributedDataParallelKwargs, ProjectConfiguration
 from tqdm import tqdm
 
@@ -32,8 +30,10 @@ from medusa.training.batches import Batch, choose_draft_vocab, draft_lookup, mak
 from medusa.training.evaluate import choose_segments, evaluate
 from medusa.training.objective import Objective
 from medusa.training.recipe import Recipe
+from medusa.training.schedule import Average, cosine_rate
 from medusa.training.sources import open_sources, token_frequencies
-from medusa.training.state import Average, StopRequest, load_state, run_key, save_state
+from medusa.training.state import StopRequest, load_state, run_key, save_state, sweep
+from medusa.training.trackers import check_trackers, flat
 
 
 @dataclass(frozen=True)
@@ -87,22 +87,13 @@ def train(
         return run.go(stop)
 
 
-def cosine_rate(step: int, total: int, warmup: float, final: float) -> float:
-    """The learning rate's share of its peak: linear over `warmup * total` steps, then a cosine to `final`."""
-    rising = max(1, round(warmup * total))
-    if step < rising:
-        return (step + 1) / rising
-    done = (step - rising) / max(1, total - rising)
-    return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(1.0, done)))
-
-
 class _Run:
     """One process's part of a run."""
 
     def __init__(self, recipe: Recipe, out: Path, argv: Sequence[str] | None):
         settings = recipe.training
         self.recipe, self.out, self.argv = recipe, out, argv
-        _check_trackers(settings.trackers)
+        check_trackers(settings.trackers)
         probe = torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
         bf16 = settings.precision == "bf16" or (settings.precision == "auto" and native_bf16(probe))
         self.accelerator = Accelerator(
@@ -192,11 +183,13 @@ class _Run:
     def go(self, stop: StopRequest) -> TrainingResult:
         """Steps until the end, or until a signal asks for a stop."""
         settings, main = self.recipe.training, self.accelerator.is_main_process
+        if self.step == self.total:
+            return TrainingResult(self.out, self.step, self.total, None, self.best, 0.0)
         if main:
-            _sweep(self.out)
+            sweep(self.out)
             self.recipe.save(self.out / "recipe.yaml")
             (self.out / "training").mkdir(parents=True, exist_ok=True)
-        self.accelerator.init_trackers("logs", config=_flat(self.recipe.model_dump(mode="json")))
+        self.accelerator.init_trackers("logs", config=flat(self.recipe.model_dump(mode="json")))
         plan_of, plan, stopped = -1, [], None
         tokens, seconds = 0, 0.0
         bar = tqdm(
@@ -229,8 +222,6 @@ class _Run:
                 self._evaluate(bar, tokens / seconds)
             if self.step % settings.save_steps == 0 or self.step == self.total:
                 self.save()
-        else:
-            stopped = None
         if stopped is not None:
             self.save()
         bar.close()
@@ -268,7 +259,9 @@ class _Run:
         sums = torch.zeros(num_heads, device=accelerator.device)
         for number, batch in enumerate(batches):
             # Gradients cross processes once a step, with the last batch.
-            with accelerator.no_sync(self.objective) if number + 1 < len(batches) else accelerator.autocast():
+            with (
+                accelerator.no_sync(self.objective) if number + 1 < len(batches) else contextlib.nullcontext()
+            ):
                 device = accelerator.device
                 hidden, words, targets = (t.to(device) for t in (batch.hidden, batch.tokens, batch.targets))
                 loss, of_heads = self.objective(hidden, words, targets, counts)
@@ -324,8 +317,8 @@ class _Run:
         self.heads.train()
         if self.accelerator.is_main_process:
             write_json(self.out / "training" / "metrics.json", self.history)
-        top1 = " ".join(f"{share:.3f}" for share in metrics["accuracy"]["1"])
-        bar.write(f"step {self.step}: acceptance length {tau:.3f} ({tree.width} nodes), top-1 {top1}")
+            top1 = " ".join(f"{share:.3f}" for share in metrics["accuracy"]["1"])
+            bar.write(f"step {self.step}: acceptance length {tau:.3f} ({tree.width} nodes), top-1 {top1}")
         logged = {
             f"validation/top{top}_head_{k}": share
             for top, row in metrics["accuracy"].items()
@@ -365,38 +358,3 @@ class _Run:
             },
             dtype=getattr(torch, card.weights_dtype),
         )
-
-
-def _sweep(out: Path) -> None:
-    """Removes the temporary files of processes that were killed while they saved."""
-    for left in [*out.glob(".*.tmp"), *(out / "training").glob(".*.tmp")]:
-        if left.is_dir():
-            shutil.rmtree(left, ignore_errors=True)
-        else:
-            left.unlink(missing_ok=True)
-
-
-def _check_trackers(names: Sequence[str]) -> None:
-    available = {
-        str(tracker.value if hasattr(tracker, "value") else tracker) for tracker in get_available_trackers()
-    }
-    for name in names:
-        if name not in LOGGER_TYPE_TO_CLASS:
-            raise MedusaError(
-                f"training.trackers: unknown {name!r}; known: {', '.join(sorted(LOGGER_TYPE_TO_CLASS))}"
-            )
-        if name not in available:
-            raise MedusaError(
-                f"training.trackers: {name!r} is not installed; install its package or leave it out"
-            )
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings as `section.key`, with the values that TensorBoard takes."""
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value if isinstance(value, int | float | str | bool) else str(value)
-    return flat

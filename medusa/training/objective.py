@@ -83,9 +83,7 @@ class Objective(nn.Module):
         heads, sample, frozen = self.heads, None, None
         if self._loss == "sampled_cross_entropy" and self.training:
             sample = sample_vocabulary(targets, heads.config.draft_size, self._sampled)
-        if (
-            heads.lm_head is None
-        ):  # all heads share one matrix: it is gathered and turned once for all of them
+        if heads.lm_head is None:  # all heads share one matrix, gathered and turned once for all of them
             weight = heads.draft_weight(1, lm_head)
             if sample is None:
                 frozen = weight, self._turned_weight(weight)

@@ -7,11 +7,10 @@ far are stored.
 
 from __future__ import annotations
 
-import contextlib
 import pickle
+import shutil
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,40 +66,13 @@ def load_state(path: Path, key: dict[str, str]) -> dict[str, Any]:
     return state
 
 
-class Average:
-    """Exponential moving average of parameters (Polyak averaging); off when decay is 0.
-
-    The decay grows from 0.1 as (1 + step) / (10 + step), so that the random start is forgotten.
-    """
-
-    def __init__(self, parameters: list[torch.Tensor], decay: float):
-        self._parameters = parameters
-        self._decay = decay
-        self.values = [p.detach().clone() for p in parameters] if decay else []
-
-    @torch.no_grad()
-    def update(self, step: int) -> None:
-        if self.values:
-            decay = min(self._decay, (1 + step) / (10 + step))
-            torch._foreach_lerp_(self.values, [p.detach() for p in self._parameters], 1 - decay)
-
-    @contextlib.contextmanager
-    def applied(self) -> Iterator[None]:
-        """Inside, the parameters hold the averages."""
-        if not self.values:
-            yield
-            return
-        own = [p.detach().clone() for p in self._parameters]
-        self._set(self.values)
-        try:
-            yield
-        finally:
-            self._set(own)
-
-    @torch.no_grad()
-    def _set(self, values: list[torch.Tensor]) -> None:
-        for parameter, value in zip(self._parameters, values, strict=True):
-            parameter.copy_(value)
+def sweep(out: Path) -> None:
+    """Removes the temporary files of processes that were killed while they saved."""
+    for left in [*out.glob(".*.tmp"), *(out / "training").glob(".*.tmp")]:
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink(missing_ok=True)
 
 
 class StopRequest:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import math
 import shutil
 import signal
 from pathlib import Path
@@ -17,7 +15,6 @@ import yaml
 from medusa.checkpoint import load_checkpoint
 from medusa.errors import MedusaError
 from medusa.training import load_recipe, loop, train
-from medusa.training.loop import cosine_rate
 from tests.medusa.training.tiny import Tiny
 
 
@@ -54,7 +51,7 @@ def test_heads_learn_and_the_output_is_a_checkpoint(
     assert checkpoint.calibration.expected(checkpoint.tree) > learnt - 0.2
     assert checkpoint.provenance["training"]["step"] == result.best["step"]
     assert checkpoint.provenance["data"]["train"]["data"] == "tiny-60"
-    assert str(tmp_path) not in (tmp_path / "out/provenance.json").read_text().split('"recipe"')[0]
+    assert str(tmp_path) not in (tmp_path / "out/provenance.json").read_text()
     assert load_recipe(tmp_path / "out/recipe.yaml") == recipe
     logs = list((tmp_path / "out/training").rglob("events.out.tfevents*"))
     assert logs[0].stat().st_size > 100
@@ -189,15 +186,6 @@ def test_states_of_another_base_are_refused(tiny: Tiny, tmp_path: Path) -> None:
 def test_unknown_trackers_are_named(tiny: Tiny, tmp_path: Path) -> None:
     with pytest.raises(MedusaError, match="unknown 'tensorbord'"):
         train(recipe_of(tiny, tmp_path, training={"trackers": ["tensorbord"]}), tmp_path / "out")
-
-
-def test_learning_rate_rises_and_falls() -> None:
-    rates = [cosine_rate(step, 100, 0.1, 0.2) for step in range(100)]
-    assert rates[:10] == pytest.approx([(i + 1) / 10 for i in range(10)])
-    assert all(a >= b for a, b in itertools.pairwise(rates[9:]))
-    assert rates[55] == pytest.approx(0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi / 2)))
-    assert rates[99] == pytest.approx(0.2, abs=0.001)
-    assert cosine_rate(0, 1, 0.0, 0.0) == 1.0
 
 
 def test_the_script_prints_one_line_for_bad_input(tiny: Tiny, tmp_path: Path, capsys) -> None:
