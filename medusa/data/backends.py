@@ -143,8 +143,9 @@ class VllmBackend:
                         break
                     name = str(serial)
                     serial += 1
+                    params = self._sampling(request)
                     (prompt,) = engine.renderer.render_cmpl([{"prompt_token_ids": list(request.ids)}])
-                    engine.add_request(name, prompt, self._sampling(request))
+                    engine.add_request(name, prompt, params)
                     flying[name] = request
                 if not flying:
                     if more:

@@ -27,7 +27,7 @@ from tqdm import tqdm
 from medusa.base import Base
 from medusa.data.backends import Backend
 from medusa.data.conversations import Row
-from medusa.data.filters import NearDuplicates, reject
+from medusa.data.filters import NearDuplicates, reject, words_of
 from medusa.data.rows import RowFile
 from medusa.data.shopping.products import load_catalogue
 from medusa.data.template import encode_prompt
@@ -36,8 +36,9 @@ from medusa.generation import Completion, Request
 
 KINDS = ("shopping", "general")
 _MARK = "MAGPIE-MARK"
-_STARTER_SHARE = {"shopping": 0.6, "general": 0.35}  # of the first turns
+_STARTER_SHARE = {"shopping": 0.75, "general": 0.35}  # of the first turns
 _SYSTEM_SHARE = 0.4  # of the conversations keep a system message that they do not need
+_LEAST_OWN_WORDS = 2  # of a turn that was begun for the base
 _MOST_TRIES = 20  # candidates for each prompt that is wanted
 
 
@@ -184,7 +185,7 @@ class _Writer:
         self._base, self._backend, self._options = base, backend, options
         self._memory, self._counts = memory, counts
         catalogue = load_catalogue()
-        self._categories = [c.plural for c in catalogue if c.split == options.split]
+        self._categories = [c for c in catalogue if c.split == options.split]
         others = {name for c in catalogue if c.split != options.split for name in (c.name, c.plural)}
         self._held_out = re.compile(r"\b(" + "|".join(map(re.escape, sorted(others))) + r")\b", re.IGNORECASE)
         self._stop = self._end_of_user_turn()
@@ -231,14 +232,16 @@ class _Writer:
         rng = random.Random(f"magpie/{options.seed}/{serial}")
         kind = "shopping" if rng.random() < options.shopping_share else "general"
         guide = rng.choice(_guides()[kind]["systems"])
-        system = guide["text"].replace("{category}", rng.choice(self._categories))
+        category = rng.choice(self._categories)
+        words = {"name": category.name, "plural": category.plural, "a": category.a}
+        system = guide["text"].format(**words)
         turns = 1 + (rng.random() < options.follow_up_share)
         turns += turns == 2 and rng.random() < options.follow_up_share
         keep = guide.get("keep", False) or rng.random() < _SYSTEM_SHARE
         candidate = _Candidate(serial, kind, rng, system, keep, turns)
         # A text that a task needs ("Summarise ...") is best left to the base alone.
         if not guide.get("keep") and rng.random() < _STARTER_SHARE[kind]:
-            candidate.started = rng.choice(_guides()[kind]["starters"])
+            candidate.started = rng.choice(_guides()[kind]["starters"]).format(**words)
         return candidate
 
     def _take(self, candidate: _Candidate, role: str, completion: Completion) -> Request | None:
@@ -249,8 +252,10 @@ class _Writer:
                 candidate.started = candidate.rng.choice(_guides()[candidate.kind]["follow_ups"])
             return self._user_turn(candidate)
         text = (candidate.started.rstrip(" ") + completion.text).strip()
-        candidate.started = ""
         why = "unfinished" if completion.finish != "stop" else reject(text)
+        if why is None and candidate.started and len(words_of(completion.text)) < _LEAST_OWN_WORDS:
+            why = "short"
+        candidate.started = ""
         if why is None and candidate.kind == "shopping" and self._held_out.search(text):
             why = "held-out category"
         if why is None and text in candidate.users:
