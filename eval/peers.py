@@ -5,6 +5,7 @@ Each is greedy, in the run's dtype, with the same stop rule, one prompt at a tim
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -59,7 +60,9 @@ class TransformersPeer:
         self._model = base.model
         end = sorted(base.eos_ids)
         # A configuration of its own: the model's may sample or penalise repetition.
-        self._config = GenerationConfig(do_sample=False, eos_token_id=end, pad_token_id=end[0] if end else 0)
+        self._config = functools.partial(
+            GenerationConfig, do_sample=False, eos_token_id=end, pad_token_id=end[0] if end else 0
+        )
 
     @torch.inference_mode()
     def answer(self, ids: list[int], max_new_tokens: int) -> tuple[list[int], float]:
@@ -69,8 +72,7 @@ class TransformersPeer:
         output = self._model.generate(
             input_ids=prompt,
             attention_mask=torch.ones_like(prompt),
-            generation_config=self._config,
-            max_new_tokens=max_new_tokens,
+            generation_config=self._config(max_new_tokens=max_new_tokens),
         )
         tokens = output[0, len(ids) :].tolist()  # waits for the device
         return tokens, time.perf_counter() - start

@@ -87,7 +87,7 @@ def _inline(svg: str, label: str) -> str:
     # The figure's own style sheet would apply to the whole page, and its numbered ids would repeat in the
     # next one.
     svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="[A-Za-z0-9]+_\d+"', "<g", svg)
+    svg = re.sub(r'<g id="[A-Za-z0-9.]+_\d+"', "<g", svg)
     for name, colour in COLOURS.items():
         svg = svg.replace(colour, f"var(--{name})")
     # Matplotlib 3.11 writes the family by itself, earlier ones inside the `font` shorthand.

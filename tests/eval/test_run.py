@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from dataclasses import replace
 
 import jsonschema
@@ -17,6 +18,7 @@ from eval.report import render
 from eval.results import MODES, Results, load, schema
 from eval.run import run
 from eval.subject import Options
+from eval.svg import COLOURS
 from medusa.data.template import encode_prompt
 from medusa.decoding import Engine
 from medusa.errors import MedusaError
@@ -191,6 +193,9 @@ def test_report_is_the_same_from_the_file_and_needs_no_network(results, options,
     for word in ('src="http', "@import", "url(http", "<script", "<link", "nan", "NaN"):
         assert word not in written
     assert written.count("<svg") >= 8
+    assert not any(colour in written for colour in COLOURS.values()), "a stand-in colour is left"
+    ids = re.findall(r' id="([^"]+)"', written)
+    assert len(ids) == len(set(ids)), "figures share element ids"
 
 
 def test_nothing_but_the_three_files_is_left(results, options):
