@@ -14,7 +14,8 @@ _ASSISTANT = re.compile(
     r"^(sure|certainly|of course|absolutely|i'd be happy|i would be happy|i'm happy to"
     r"|as an ai|i can help you|here('s| is| are) (an?|the|some|your)"
     r"|based on (the|your) (text|input|document|information)"
-    r"|you are (an?|the) |thank you for (reaching|contacting|providing)|i'm sorry, but)",
+    r"|you are (an?|the) |thank you for (reaching|contacting|providing)"
+    r"|(i'm|i am) sorry(, but| for)|we apologi[sz]e)",
     re.IGNORECASE,
 )
 _BLANK = re.compile(r"\[[A-Za-z][A-Za-z '/]{2,}\]|\{[a-z_ ]+\}|<[a-z_ ]+>|lorem ipsum", re.IGNORECASE)

@@ -93,10 +93,11 @@ def check_sampling(backend: EngineBackend | VllmBackend, base: Base) -> None:
     hot = [Request(ids, max_new_tokens=8, temperature=1.0, top_p=0.95, seed=i, key=i) for i in range(6)]
     said = {completion.key: tuple(completion.token_ids) for completion in backend.complete(hot)}
     assert len(set(said.values())) > 3
-    (stopped,) = backend.complete([Request(ids, max_new_tokens=12)])
-    middle = stopped.text[len(stopped.text) // 2 :][:1]
-    (shorter,) = backend.complete([Request(ids, max_new_tokens=12, stop=(middle,))])
-    assert shorter.text == stopped.text[: stopped.text.index(middle)]
+    whole = backend.complete([Request(ids, max_new_tokens=12, key=ids) for ids in asked(base, 8)])
+    longest = max(whole, key=lambda completion: len(completion.text))
+    letter = next(c for c in longest.text[1:] if c.isascii() and c.isalnum() and c != longest.text[0])
+    (shorter,) = backend.complete([Request(longest.key, max_new_tokens=12, stop=(letter,))])
+    assert shorter.text == longest.text[: longest.text.index(letter)]
     assert shorter.finish == "stop"
 
 
