@@ -50,10 +50,21 @@ app = typer.Typer(
 
 
 class Dtype(enum.StrEnum):
-    """The number formats that can be run."""
+    """The number formats that can be run. auto: bfloat16 where the machine has instructions for it."""
 
+    auto = "auto"
     bfloat16 = "bfloat16"
     float32 = "float32"
+
+
+def resolve(dtype: Dtype, device: str) -> str:
+    """`auto` as a format. Without instructions of its own bfloat16 is several times slower than float32."""
+    if dtype is not Dtype.auto:
+        return dtype.value
+
+    from medusa.hardware import native_bf16
+
+    return "bfloat16" if native_bf16(device) else "float32"
 
 
 class Turns(enum.StrEnum):
@@ -85,7 +96,7 @@ def run_command(
         int | None,
         typer.Option("--limit", min=1, help="Decode a balanced subset of this many conversations."),
     ] = None,
-    dtype: Annotated[Dtype, typer.Option("--dtype", help="Number format of the weights.")] = Dtype.bfloat16,
+    dtype: Annotated[Dtype, typer.Option("--dtype", help="Number format of the weights.")] = Dtype.auto,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Conversations decoded together.")] = 1,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", min=1, help="Most tokens of each answer.")
@@ -140,7 +151,7 @@ def run_command(
         command=shlex.join(words),
         base=base,
         limit=limit,
-        dtype=dtype.value,
+        dtype=resolve(dtype, device),
         batch=batch,
         max_new_tokens=max_new_tokens,
         repeats=repeats,
