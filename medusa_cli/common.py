@@ -32,7 +32,7 @@ class Dtype(enum.StrEnum):
         """The torch dtype. Without instructions of its own bfloat16 is several times slower than float32."""
         import torch
 
-        from medusa.training.loop import native_bf16
+        from medusa.hardware import native_bf16
 
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if self is Dtype.auto:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from medusa_cli.common import Dtype, examples, notes, out, repository
+from medusa_cli.common import examples, notes, out, repository
 from medusa_cli.demo_recipe import DemoRecipe, load_demo_recipe
 from medusa_cli.stages import Runner, Stage, clock
 
@@ -134,8 +134,7 @@ def _heads_stages(
     # Resolved here already: a wrong key is told now and not after twenty minutes.
     settings = load_recipe(path, overrides).model_dump(mode="json")
     report = checkpoint / "report"
-    dtype = str(Dtype.auto.resolve()).removeprefix("torch.")
-    limits = ("--limit", recipe.eval.limit, "--max-new-tokens", recipe.eval.max_new_tokens, "--dtype", dtype)
+    limits = ("--limit", recipe.eval.limit, "--max-new-tokens", recipe.eval.max_new_tokens)
     limits += ("--peer-conversations", recipe.eval.peer_conversations, "--resume")
     train, measure, search = f"train-{name}", f"calibrate-{name}", f"tree-{name}"
     return [

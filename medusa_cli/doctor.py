@@ -107,7 +107,7 @@ def machine() -> list[Finding]:
     import torch
 
     from eval.machine import cores, cpu_model, memory_bytes
-    from medusa.training.loop import native_bf16
+    from medusa.hardware import native_bf16
 
     memory = memory_bytes() / 2**30
     found = [
