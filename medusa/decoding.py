@@ -145,6 +145,7 @@ class Engine:
         self.top_p = torch.ones(batch, device=self.device)
         self._generators: list[torch.Generator | None] = [None] * batch
         self._lengths = [0] * batch  # the same on the host, so that a span is known without a synchronisation
+        self._text: list[list[int]] = [[] for _ in range(batch)]  # a row's tokens and, last, its pending root
         self._used: set[int] = set()
 
     def set_tree(self, tree: Tree) -> None:
@@ -213,7 +214,13 @@ class Engine:
         root = self._choose(self.lm_head(hidden)[:, None], row, row + 1)[0, 0]
         self.root[row] = root
         self._used.add(row)
-        return int(root)
+        self._text[row][start:] = [*ids, int(root)]
+        return self._text[row][-1]
+
+    def kept_prefix(self, row: int, ids: Sequence[int]) -> int:
+        """How many of a prompt's first tokens a row still holds from before, so that a prefill can start there."""
+        most = min(self._lengths[row], len(ids) - 1)  # the last token's hidden state is needed anew
+        return next((at for at in range(most) if self._text[row][at] != ids[at]), max(most, 0))
 
     def free(self, row: int) -> None:
         """Takes a row out of the following steps. Its tokens stay until the row is filled again."""
@@ -227,6 +234,7 @@ class Engine:
                 f"row {row} holds {self._lengths[row]} tokens and cannot be cut back to {length}"
             )
         self.lengths[row] = self._lengths[row] = length
+        del self._text[row][length:-1]
 
     def length(self, row: int) -> int:
         """Tokens of a row in the cache: all of its text but the pending root."""
@@ -260,6 +268,7 @@ class Engine:
         result = torch.cat([new, counts[:, None]], dim=1).cpu()  # the step's one wait for the device
         for row in self._used:
             self._lengths[row] += int(result[row, -1])
+            self._text[row] += result[row, : int(result[row, -1])].tolist()
         states = None
         if want_hidden:
             states = hidden.gather(1, accepted.path[..., None].expand(-1, -1, hidden.shape[-1]))

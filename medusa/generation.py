@@ -141,6 +141,7 @@ def generate(
     eos_ids: Set[int],
     tokenizer: PreTrainedTokenizerBase | None = None,
     on_tokens: Callable[[Any, list[tuple[int, str]]], None] | None = None,
+    reuse: bool = False,
 ) -> Iterator[Completion]:
     """Answers requests, as many at a time as the engine has rows; yields completions as they end.
 
@@ -153,6 +154,8 @@ def generate(
         eos_ids: token ids that end an answer.
         tokenizer: for text and stop strings.
         on_tokens: called with (key, [(token, new text), ...]) after the prefill and after each step, for streaming.
+        reuse: start a prefill after what a free row already holds of the prompt: the next turn of a conversation,
+            a common system message. Not for measurements, where every prompt must cost the same.
 
     Raises:
         MedusaError: a prompt is empty or longer than the engine's context, or a stop rule makes no sense.
@@ -169,11 +172,16 @@ def generate(
                 if request is _END:
                     more = False
                     break
-                number = min(set(range(engine.batch)) - set(rows))
+                free = sorted(set(range(engine.batch)) - set(rows))
+                number, start = free[0], 0
+                if reuse:
+                    number = max(free, key=lambda row: engine.kept_prefix(row, request.ids))
+                    start = engine.kept_prefix(number, request.ids)
                 row = _Row(request, eos_ids, tokenizer, engine.max_length)
                 token = engine.prefill(
                     number,
-                    request.ids,
+                    request.ids[start:],
+                    start=start,
                     temperature=request.temperature,
                     top_p=request.top_p,
                     seed=request.seed,

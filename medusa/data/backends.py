@@ -208,4 +208,5 @@ class EngineBackend:
 
     def complete(self, requests: Iterable[Request | None]) -> Iterator[Completion]:
         """See `Backend.complete`."""
-        return generate(self._engine, requests, eos_ids=self._base.eos_ids, tokenizer=self._base.tokenizer)
+        base = self._base
+        return generate(self._engine, requests, eos_ids=base.eos_ids, tokenizer=base.tokenizer, reuse=True)

@@ -103,3 +103,38 @@ def test_no_gradient_is_kept():
     next(generate(engine, [Request(ids=[5], max_new_tokens=3)], eos_ids=set()))
     assert not engine.hidden.requires_grad
     assert torch.isfinite(engine.hidden).all()
+
+
+@pytest.mark.parametrize("tree", [None, Tree.chain(3)])
+def test_a_kept_prefix_changes_the_work_and_not_the_answers(tree, monkeypatch):
+    """Second turns follow first ones in the rows that hold them; answers and states are those of a fresh engine."""
+    starts = []
+    plain_prefill = Engine.prefill
+
+    def prefill(self, row, ids, *, start=0, **values):
+        starts.append(start)
+        return plain_prefill(self, row, ids, start=start, **values)
+
+    monkeypatch.setattr(Engine, "prefill", prefill)
+    first = [[5, 6, 7], [8, 9, 10, 11], [5, 6, 12]]
+    results = {}
+    for reuse in (False, True):
+        engine = Engine(small_model(), small_heads(scale=0.0), tree, batch=2, max_length=128)
+        answers = {}
+        for turn in range(3):
+            prompts = [
+                ids + [3 + turn] * turn + answers.get((turn - 1, n), []) for n, ids in enumerate(first)
+            ]
+            requests = [
+                Request(ids=ids, max_new_tokens=9, key=n, want_hidden=True) for n, ids in enumerate(prompts)
+            ]
+            for done in generate(engine, requests, eos_ids=set(), reuse=reuse):
+                answers[turn, done.key] = done.token_ids
+                results.setdefault((turn, done.key), []).append(done)
+            first = [ids + answers[turn, n] for n, ids in enumerate(first)] if turn == 0 else first
+        first = [[5, 6, 7], [8, 9, 10, 11], [5, 6, 12]]
+    for without, with_reuse in results.values():
+        assert without.token_ids == with_reuse.token_ids
+        torch.testing.assert_close(without.hidden, with_reuse.hidden, atol=1e-5, rtol=1e-4)
+    assert set(starts[:9]) == {0}
+    assert max(starts[9:]) >= 10
