@@ -34,10 +34,16 @@ class Dtype(enum.StrEnum):
 
         from medusa.hardware import native_bf16
 
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if self is Dtype.auto:
-            return torch.bfloat16 if native_bf16(device) else torch.float32
+            return torch.bfloat16 if native_bf16(device()) else torch.float32
         return torch.bfloat16 if self is Dtype.bfloat16 else torch.float32
+
+
+def device() -> str:
+    """Where models run: the first GPU if there is one."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 BaseOption = Annotated[

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from medusa.errors import CheckFailed
-from medusa_cli.common import SHIPPED_CHECKPOINT, checkpoint_folder, examples, out
+from medusa_cli.common import SHIPPED_CHECKPOINT, checkpoint_folder, device, examples, out
 
 EXAMPLES = examples("medusa doctor", "medusa doctor --json")
 
@@ -116,7 +116,7 @@ def machine() -> list[Finding]:
     enough = memory >= MIN_MEMORY_GIB
     remedy = "" if enough else f"make demo wants {MIN_MEMORY_GIB} GiB: make it smaller in recipes/demo.yaml"
     found.append(Finding("memory", "ok" if enough else "missing", f"{memory:.1f} GiB", remedy))
-    fast = native_bf16(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    fast = native_bf16(device())
     found.append(
         Finding(
             "bfloat16",

@@ -15,7 +15,7 @@ from medusa.files import read_json
 from medusa.generation import Completion, Request, generate
 from medusa.heads import DraftHeads
 from medusa.tree import Tree
-from medusa_cli.common import Dtype, checkpoint_folder, notes
+from medusa_cli.common import Dtype, checkpoint_folder, device, notes
 
 MOST_CONTEXT = 8192  # the cache is allocated whole; longer conversations are rare and memory is not free
 
@@ -44,7 +44,7 @@ def open_base(name: str, dtype: Dtype) -> Base:
     logging.disable_progress_bar()  # one bar for each tensor that is read says nothing to anyone
     chosen = dtype.resolve()
     with notes.status(f"loading {name} in {str(chosen).removeprefix('torch.')}"):
-        return load_base(name, dtype=chosen)
+        return load_base(name, dtype=chosen, device=device())
 
 
 def open_heads(

@@ -1,0 +1,95 @@
+"""`medusa data ...` and `medusa calibrate`, one after the other, on a base whose answers are known."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from medusa.calibration import Calibration
+from medusa.data.states import StatesCache
+from medusa.errors import MedusaError
+from medusa_cli.commands import app
+from tests.medusa_cli.looper import TEXT
+
+
+def run(*arguments: object) -> str:
+    words = list(map(str, arguments))
+    result = CliRunner().invoke(app, words, catch_exceptions=False, env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"question {i}"}) + "\n" for i in range(3)))
+    return path
+
+
+def test_prompts_are_three_splits_with_a_manifest(tmp_path):
+    run("data", "prompts", "--out", tmp_path / "p", "--train", 30, "--validation", 12, "--seed", 4)
+    counts = {
+        name: len((tmp_path / "p" / f"{name}.jsonl").read_text().splitlines())
+        for name in ("train", "validation")
+    }
+    assert counts == {"train": 30, "validation": 12}
+    assert json.loads((tmp_path / "p" / "manifest.json").read_text())["seed"] == 4
+
+
+def test_distill_states_and_calibrate(loop, prompts, tmp_path):
+    base = ("--base", loop.base, "--dtype", "float32")
+    asked = ("data", "distill", prompts, *base, "--out", tmp_path / "answers.jsonl")
+    settings = (
+        "--backend",
+        "engine",
+        "--max-new-tokens",
+        22,
+        "--greedy-share",
+        1,
+        "--states",
+        tmp_path / "while",
+    )
+    run(*asked, *settings)
+    rows = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    assert [row["messages"][-1]["content"] for row in rows] == [2 * TEXT] * 3
+    assert [row["finish"] for row in rows] == [["length"]] * 3
+
+    before = (tmp_path / "answers.jsonl").read_bytes()
+    assert "0 conversations answered" in run(*asked, *settings)
+    assert (tmp_path / "answers.jsonl").read_bytes() == before
+
+    run("data", "states", tmp_path / "answers.jsonl", *base, "--out", tmp_path / "after")
+    caches = [StatesCache(tmp_path / name) for name in ("while", "after")]
+    assert [cache.num_tokens for cache in caches] == [66, 66]
+
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(loop.checkpoints["medusa"], checkpoint)
+    shown = run("calibrate", "--checkpoint", checkpoint, *base, "--states", tmp_path / "after")
+    found = Calibration.from_json(checkpoint / "calibration.json")
+    assert found.positions == 66
+    assert min(found.accuracy(1)) > 0.9  # the heads know the text, but for its first token
+    assert "top-10" in shown
+
+
+def test_states_of_another_base_are_refused(loop, tmp_path, prompts):
+    from tests.medusa.training.tiny import make_tiny
+
+    tiny = make_tiny(tmp_path / "tiny")
+    with pytest.raises(MedusaError, match="another base"):
+        run("calibrate", *loop.options(), "--states", tiny.folder / "train")
+
+
+def test_an_unknown_backend_names_the_known_ones(loop, prompts, tmp_path):
+    with pytest.raises(MedusaError, match="auto, vllm or engine"):
+        run(
+            "data", "distill", prompts, "--base", loop.base, "--out", tmp_path / "x.jsonl", "--backend", "vlm"
+        )
+
+
+def test_too_many_bad_rows_are_an_error_with_line_numbers(loop, prompts, tmp_path):
+    prompts.write_text(prompts.read_text() + "{broken\n")
+    with pytest.raises(MedusaError, match="line 4"):
+        run("data", "distill", prompts, "--base", loop.base, "--out", tmp_path / "x.jsonl")
