@@ -80,7 +80,7 @@ class TrainingSection(_Section):
     clip: float = Field(1.0, gt=0, description="largest norm of the gradient")
     loss: Literal["cross_entropy", "sampled_cross_entropy", "plain_cross_entropy"] = Field(
         "cross_entropy",
-        description="fused; fused over a part of the vocabulary for each batch, twice as fast on a CPU "
+        description="fused; fused over a part of the vocabulary for each batch, nearly twice as fast on a CPU "
         "(arXiv 1412.2007); or the obvious one that both are tested against",
     )
     sampled: int = Field(
