@@ -53,7 +53,7 @@ def describe(load_before: float, device: torch.device | str = "cpu") -> Machine:
         cores=cores(),
         memory_gib=round(memory_bytes() / 2**30, 1),
         threads=torch.get_num_threads(),
-        system=f"{platform.system()} {platform.release()}",
+        system=f"{platform.system()} {platform.machine()}",
         accelerator=torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         load_before=load_before,
         load_after=load_average(),

@@ -51,7 +51,7 @@ class TransformersPeer:
     """`generate` of the base's own model, with its dynamic cache."""
 
     name = "transformers"
-    how = "`generate`, greedy, the same weights in memory, interleaved"
+    how = "its generate(), greedy, the same weights in memory, interleaved"
 
     def __init__(self, base: Base):
         from transformers import GenerationConfig

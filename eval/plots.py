@@ -175,7 +175,7 @@ def expected_speedup(results: Results) -> str:
         label = f"measured: {decode_only:.2f}×"
         axes.plot([results.tree.width], [decode_only], "o", color=COLOURS["tree"], label=label)
         _widths(axes, widths[-1], results.tree.width)
-        axes.set_ylim(bottom=min(0.8, *gains))
+        axes.set_ylim(bottom=min(0.8, 0.95 * min(*gains, decode_only)))
         axes.set_ylabel("speedup, decode only")
         axes.legend(loc="best")
     return drawn.svg
@@ -189,7 +189,7 @@ def distribution(speedups: Sequence[float]) -> str:
         axes = drawn.axes
         axes.axhline(1, color=COLOURS["plain"], linewidth=1)
         axes.plot(range(1, len(speedups) + 1), sorted(speedups), "o", color=COLOURS["tree"], markersize=3.5)
-        axes.set_ylim(bottom=min(0.8, min(speedups) * 0.95))
+        axes.set_ylim(bottom=min(0.8, 0.9 * min(speedups)))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set_xlabel("conversations, from the slowest to the fastest")
         axes.set_ylabel("speedup over plain")
