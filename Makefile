@@ -23,7 +23,7 @@ test: $(VENV)/.installed-dev lint ## ruff, then every test but vLLM's
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) -m "not vllm"
 
 test-vllm: $(VLLM_VENV)/.installed ## the tests that run vLLM, in a .venv-vllm of its own (3 GB)
-	HF_HUB_OFFLINE=1 $(VLLM_VENV)/bin/python -m pytest -q -m vllm
+	HF_HUB_OFFLINE=1 $(VLLM_VENV)/bin/python -m pytest -q -m vllm --timeout 900
 
 lint: $(VENV)/.installed-dev ## ruff check and format check
 	$(BIN)/ruff check .
