@@ -128,8 +128,8 @@ def sample_vocabulary(targets: torch.Tensor, size: int, others: int) -> Sample:
     """Draws from torch's global generator which draft ids a batch's logits are computed for.
 
     Sampled softmax (arXiv 1412.2007) with the batch's own targets as the candidates that are always there:
-    they are the frequent tokens, which hold nearly all of the probability, and few (some 600 of 8,192 in
-    2,000 rows).
+    they are the frequent tokens, which hold nearly all of the probability, and few (some 300 of 8,192 in
+    1,000 rows).
 
     Args:
         targets: [...] int64 draft ids, negative where masked.
