@@ -259,6 +259,7 @@ def test_command_line_from_end_to_end(small, tmp_path, capsys):
         (["--peers", "gpt"], "choose auto, none"),
         (["--batch", "0"], "--batch"),
         (["--dtype", "int3"], "--dtype"),
+        (["--device", "toaster"], "--device toaster cannot be used here"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(small, tmp_path, capsys, more, message):
