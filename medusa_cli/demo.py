@@ -73,14 +73,16 @@ def demo_stages(recipe: DemoRecipe, recipes: Path, folder: Path) -> list[Stage]:
     ]
     sources = [prompts / "train.jsonl"]
     if recipe.prompts.magpie:
-        sources.append(magpie)
+        sources.insert(0, magpie)  # before the token budget runs out
         words = ("--base", base, "--out", magpie, "--count", recipe.prompts.magpie, "--seed", seed)
         words += ("--backend", "engine", "--in-flight", asked.in_flight, "--max-length", asked.max_length)
         title = f"{recipe.prompts.magpie} prompts written by the base"
         made = (magpie, folder / "magpie.jsonl.manifest.json")
         stages.append(Stage("magpie", title, _medusa("data", "magpie", *words), made, after=("base",)))
     data = tuple(stage.name for stage in stages)
-    share = ("--greedy-share", asked.greedy_share)
+    share: tuple[object, ...] = ("--greedy-share", asked.greedy_share)
+    if asked.tokens is not None:
+        share += ("--token-budget", asked.tokens)
     stages.append(
         Stage(
             "answers",
@@ -187,7 +189,8 @@ def _heads_stages(
                     report,
                 ),
             ),
-            (report / "results.json",),
+            # The folder as well: an unfinished run of other heads may lie in it.
+            (report / "results.json", report),
             after=(search,),
         ),
     ]
