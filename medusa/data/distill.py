@@ -8,6 +8,7 @@ is dropped.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import sys
 import time
@@ -182,7 +183,13 @@ def distill(
         want_hidden = states is not None and backend.gives_hidden
         answered = _answer(todo, base, backend, sampling, token_budget, report, want_hidden)
         begun = len(prompts) - len(todo)
-        with tqdm(total=len(prompts), initial=begun, unit=" conversations", disable=not progress) as bar:
+        with (
+            tqdm(total=len(prompts), initial=begun, unit=" conversations", disable=not progress) as bar,
+            contextlib.ExitStack() as interrupted,
+        ):
+            if states is not None:
+                interrupted.callback(states.flush)  # Ctrl-C loses no states
+                interrupted.callback(file.sync)  # first, as below
             for conversation in answered:
                 row = conversation.to_row()
                 file.append(row)

@@ -225,22 +225,38 @@ class StatesWriter:
                 self._tokens += len(tokens)
         return self._tokens >= SHARD_TOKENS
 
+    def adopt(self, path: Path, first: int) -> None:
+        """Copies a shard of another folder, whose row 0 is row `first` here.
+
+        Raises:
+            MedusaError: it was made with another base or from other conversations.
+        """
+        shard = _open_shard(path)
+        tensors = {name: shard.get_tensor(name) for name in ("hidden", "tokens", "offsets", "conversations")}
+        tensors["conversations"] += first
+        self._check_identity(path, shard, tensors["conversations"].tolist())
+        self._save(tensors)
+
     def flush(self) -> None:
         """Writes the segments that wait as one shard."""
         if not self._waiting:
             return
         states = join(self._waiting, self._base.hidden_size)
-        path = self._out / f"shard-{len(self._shards):05d}.safetensors"
         tensors = {
             "hidden": states.hidden,
             "tokens": states.tokens.to(torch.int32),
             "offsets": states.offsets,
             "conversations": torch.tensor(states.rows, dtype=torch.int32),
         }
-        with atomic_file(path) as temporary:
-            save_file(tensors, temporary, metadata=self._identity(states.rows))
+        self._save(tensors)
         self._waiting, self._tokens = [], 0
-        self._note(path, states.rows, len(states.tokens))
+
+    def _save(self, tensors: dict[str, torch.Tensor]) -> None:
+        path = self._out / f"shard-{len(self._shards):05d}.safetensors"
+        rows = tensors["conversations"].tolist()
+        with atomic_file(path) as temporary:
+            save_file(tensors, temporary, metadata=self._identity(rows))
+        self._note(path, rows, len(tensors["tokens"]))
 
     def close(self, *, progress: bool = True) -> StatesCache:
         """Writes what waits, computes what is missing, and finishes the cache."""
@@ -279,12 +295,15 @@ class StatesWriter:
         """Counts a shard of an earlier run in, if it was made from the same."""
         shard = _open_shard(path)
         rows = shard.get_tensor("conversations").tolist()
+        self._check_identity(path, shard, rows)
+        self._note(path, rows, shard.get_slice("tokens").get_shape()[0])
+
+    def _check_identity(self, path: Path, shard: Any, rows: list[int]) -> None:
         if max(rows) >= len(self._rows) or (shard.metadata() or {}) != self._identity(rows):
             raise MedusaError(
                 f"{path} was made with another base or from other conversations; give another folder, or "
                 f"remove {path.parent}"
             )
-        self._note(path, rows, shard.get_slice("tokens").get_shape()[0])
 
     def _note(self, path: Path, rows: Sequence[int], tokens: int) -> None:
         self._covered |= set(rows)

@@ -221,6 +221,28 @@ def test_states_come_with_the_answers(base: Base, tmp_path: Path, monkeypatch: p
     assert len(list(folder.glob("shard-*"))) > 1
 
 
+def test_ctrl_c_loses_no_states(base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted(Watched):
+        def complete(self, requests: Iterable[Request | None]) -> Iterator[Completion]:
+            for number, completion in enumerate(super().complete(requests)):
+                if number == 12:
+                    raise KeyboardInterrupt
+                yield completion
+
+    engine = EngineBackend(base, in_flight=4, max_length=256)
+    out, folder = tmp_path / "out.jsonl", tmp_path / "states"
+    where = {"out": out, "states_dir": folder, "sampling": SAMPLING, "progress": False}
+    with pytest.raises(KeyboardInterrupt):
+        distill(prompts(12), base=base, backend=Interrupted(engine), **where)
+    assert 1 < len(read(out)) < 12
+    computed: list[int] = []
+    run = states.run
+    monkeypatch.setattr(states, "run", lambda *words: computed.append(1) or run(*words))
+    distill(prompts(12), base=base, backend=engine, **where)
+    assert check_states(base, out, folder) == 24
+    assert not computed
+
+
 def test_a_backend_without_states_has_them_computed(base: Base, tmp_path: Path) -> None:
     backend = Watched(EngineBackend(base, in_flight=4, max_length=256))
     backend.gives_hidden = False
