@@ -28,7 +28,9 @@ class Answers(_Section):
 
     max_new_tokens: int = Field(128, ge=1, description="most tokens of an answer")
     greedy_share: float = Field(0.5, ge=0, le=1, description="answers decoded greedily; the rest is sampled")
-    tokens: int | None = Field(None, ge=1, description="begin nothing after so many tokens; None: all prompts")
+    tokens: int | None = Field(
+        None, ge=1, description="begin nothing after so many tokens; None: all prompts"
+    )
     in_flight: int = Field(40, ge=1, description="conversations decoded together")
     max_length: int = Field(512, ge=2, description="most tokens of a whole conversation")
     validation: int = Field(64, ge=1, description="validation prompts, answered greedily")
