@@ -137,7 +137,13 @@ def _heads_stages(
     settings = load_recipe(path, overrides).model_dump(mode="json")
     report = checkpoint / "report"
     limits = ("--limit", recipe.eval.limit, "--max-new-tokens", recipe.eval.max_new_tokens)
-    limits += ("--peer-conversations", recipe.eval.peer_conversations, "--resume")
+    limits += (
+        "--turns",
+        recipe.eval.turns,
+        "--peer-conversations",
+        recipe.eval.peer_conversations,
+        "--resume",
+    )
     train, measure, search = f"train-{name}", f"calibrate-{name}", f"tree-{name}"
     return [
         Stage(

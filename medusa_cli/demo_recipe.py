@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -48,6 +48,7 @@ class Eval(_Section):
 
     limit: int = Field(12, ge=1, description="conversations of the test split")
     max_new_tokens: int = Field(128, ge=1, description="most tokens of an answer")
+    turns: Literal["first", "all"] = Field("first", description="of each conversation")
     peer_conversations: int = Field(4, ge=1, description="answered by other implementations as well")
 
 
