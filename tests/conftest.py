@@ -9,10 +9,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# A shell starts its background jobs with Ctrl-C ignored, and children inherit that: the tests that press it would fail.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The machine is shared by several test processes: a slow example is no fault.
 settings.register_profile("kit", deadline=None, max_examples=60)
