@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -12,7 +13,7 @@ from medusa.heads.config import HeadsConfig
 from medusa.packing import pack_linears, pays
 
 
-class DraftHeads(nn.Module):
+class DraftHeads(nn.Module, ABC):
     """K heads that turn the base's last hidden state into features for an LM head.
 
     A kind implements `features`. At step 0 it must return `hidden` unchanged, so that every untrained head repeats
@@ -40,6 +41,7 @@ class DraftHeads(nn.Module):
         self._pruned: tuple[tuple, torch.Tensor] | None = None
         self._packed: tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]] | None = None
 
+    @abstractmethod
     def features(self, k: int, hidden: torch.Tensor, path: torch.Tensor) -> torch.Tensor:
         """Head k's features.
 
@@ -51,7 +53,6 @@ class DraftHeads(nn.Module):
         Returns:
             [..., H], for the LM head.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not say how its heads compute features")
 
     def draft_weight(self, k: int, base_lm_head: torch.Tensor) -> torch.Tensor:
         """The [V', H] matrix that turns head k's features into draft logits.

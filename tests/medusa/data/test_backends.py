@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from importlib import util
 from pathlib import Path
@@ -136,8 +137,8 @@ def test_backends_say_what_is_wrong(base: Base) -> None:
     assert open_backend(base, "engine", in_flight=1, max_length=10**6).max_length == base.max_length
 
 
-@pytest.mark.skipif(util.find_spec("vllm") is not None, reason="vLLM is installed here")
-def test_without_vllm_the_error_names_the_extra(base: Base) -> None:
+def test_without_vllm_the_error_names_the_extra(base: Base, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)  # what an absent package looks like to `import`
     with pytest.raises(MedusaError, match=r"medusa-kit\[vllm\]"):
         open_backend(base, "vllm")
 
