@@ -68,7 +68,7 @@ def evaluate(
     offsets = np.concatenate(
         [[0]] + [part[1:] + start for (_, part), start in zip(parts, starts, strict=False)]
     )
-    calibration = Calibration.from_ranks(ranks, offsets)
+    calibration = Calibration.from_walk(ranks, offsets, tree_width)
     tree = calibration.best_tree(tree_width)
     metrics = {
         "acceptance_length": simulate(ranks, offsets, tree),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medusa.calibration import TOP_K, Calibration, simulate
+from medusa.calibration import TOP_K, Calibration, simulate, walk
 from medusa.errors import MedusaError
 from medusa.tree import Tree
 
@@ -65,6 +65,31 @@ def test_simulated_walk_equals_a_loop(seed: int, lengths: list[int], width: int)
     assert simulate(ranks, offsets, tree) == pytest.approx(len(ranks) / steps)
 
 
+@given(**cases, width=st.integers(2, 20))
+def test_what_is_expected_where_a_walk_starts_is_what_it_commits(
+    seed: int, lengths: list[int], width: int
+) -> None:
+    ranks, offsets = random_ranks(seed, lengths, 3)
+    tree = Calibration.from_ranks(ranks, offsets).best_tree(width)
+    starts = walk(ranks, offsets, tree)
+    counted = Calibration.from_ranks(ranks, offsets, starts=starts)
+    assert counted.starts == starts.sum()
+    assert counted.expected(tree) == pytest.approx(simulate(ranks, offsets, tree))
+    # The accuracies of heads are over all places whatever the walk.
+    assert counted.hits == Calibration.from_ranks(ranks, offsets).hits
+
+
+def test_places_that_are_skipped_are_not_counted() -> None:
+    # Every third token is a surprise, and after each both heads are right: decoding never starts at the two places
+    # whose guesses miss.
+    ranks = np.array([[0, 0], [0, 9], [9, 9]] * 20)
+    ranks[-1], ranks[-2, 1] = TOP_K, TOP_K
+    counted = Calibration.from_walk(ranks, [0, 60], 3)
+    assert (counted.positions, counted.starts) == (60, 20)
+    assert counted.expected(counted.best_tree(3)) == simulate(ranks, [0, 60], counted.best_tree(3)) == 3.0
+    assert Calibration.from_ranks(ranks, [0, 60]).expected(Tree([(0,), (0, 0)])) == pytest.approx(2.0)
+
+
 def test_known_walk() -> None:
     # One answer of 6: at place 0 both heads are right (3 tokens), at 3 only the first (2), at 5 none is left.
     ranks = np.array([[0, 0], [9, 9], [9, 9], [0, 5], [9, 9], [10, 10]])
@@ -105,6 +130,7 @@ def test_json_round_trip(tmp_path: Path) -> None:
     "spoil",
     [
         lambda value: value.pop("hits"),
+        lambda value: value.pop("starts"),
         lambda value: value["hits"][0].pop(),
         lambda value: value["head_positions"].pop(),
         lambda value: value["paths"].append([[99], 3]),
