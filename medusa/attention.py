@@ -2,12 +2,15 @@
 
 Transformers' own SDPA path expands the key-value heads whenever a mask is given: at 64 rows of 256 positions that
 copies gigabytes a step. Here a group's query heads are laid out as further queries of their one key-value head.
+
+Rows of a batch differ in length, and a dense product reads every row as far as the longest. Where each row's span is
+given, each is read as far as it goes and no further: on a CPU the keys and values are what a batched step waits for.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +27,7 @@ def grouped_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor,
     scaling: float | None = None,
+    spans: Sequence[int] | None = None,
     **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
     """Attention in the form that transformers' layers call.
@@ -35,6 +39,7 @@ def grouped_attention(
         value: [B, kv heads, S, D].
         attention_mask: [B, 1, groups * q, S], additive, from `group_mask`.
         scaling: of the scores; None: 1 / sqrt(D).
+        spans: [B] how far each row is read, at most S; None: all of it. What lies behind must be masked.
 
     Returns:
         [B, q, heads, D], and None in place of attention weights.
@@ -42,7 +47,19 @@ def grouped_attention(
     batch, heads, queries, size = query.shape
     kv_heads = key.shape[1]
     folded = query.reshape(batch, kv_heads, -1, size)  # [B, kv heads, groups * q, D]
-    out = F.scaled_dot_product_attention(folded, key, value, attn_mask=attention_mask, scale=scaling)
+    if spans is None:
+        out = F.scaled_dot_product_attention(folded, key, value, attn_mask=attention_mask, scale=scaling)
+    else:
+        out = query.new_empty(*folded.shape[:-1], value.shape[-1])
+        for row, span in enumerate(spans):
+            at = slice(row, row + 1)
+            out[at] = F.scaled_dot_product_attention(
+                folded[at],
+                key[at, :, :span],
+                value[at, :, :span],
+                attn_mask=attention_mask[at, :, :, :span],
+                scale=scaling,
+            )
     return out.reshape(batch, heads, queries, value.shape[-1]).transpose(1, 2), None
 
 

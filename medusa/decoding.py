@@ -252,8 +252,10 @@ class Engine:
             )
         else:
             tokens = self.root[:count, None].clone()
-        span = min(-(-(max(self._lengths[:count]) + self.tree.width) // SPAN) * SPAN, self.cache.capacity)
-        hidden = self._forward(tokens, *self._tree_view(lengths, span), rows, self._slots(lengths), span)
+        ends = [length + self.tree.width for length in self._lengths[:count]]
+        span = min(-(-max(ends) // SPAN) * SPAN, self.cache.capacity)
+        spans = ends if count > 1 and self.device.type == "cpu" else None
+        hidden = self._forward(tokens, *self._tree_view(lengths, span), rows, self._slots(lengths), span, spans)
         accepted = accept(tokens, self._choose(self.lm_head(hidden), 0, count), tree)
         self.cache.commit(rows, lengths, accepted.path)
         self.hidden[:count] = hidden[torch.arange(count, device=self.device), accepted.node]
@@ -299,6 +301,7 @@ class Engine:
         rows: slice,
         slots: torch.Tensor,
         span: int,
+        spans: list[int] | None = None,
     ) -> torch.Tensor:
         """The base without its LM head over [b, q] tokens. Returns the last hidden states [b, q, H]."""
         self.cache.bind(rows, slots, span)
@@ -309,6 +312,7 @@ class Engine:
                 position_ids=positions,
                 past_key_values=self.cache,
                 use_cache=True,
+                spans=spans,
             ).last_hidden_state
 
     def _masks(self, positions: torch.Tensor, keys: torch.Tensor, visible: torch.Tensor) -> object:
