@@ -258,9 +258,7 @@ def walk(
     return starts
 
 
-def simulate(
-    ranks: np.ndarray, offsets: Sequence[int] | np.ndarray, tree: Tree, top_k: int = TOP_K
-) -> float:
+def simulate(ranks: np.ndarray, offsets: Sequence[int] | np.ndarray, tree: Tree, top_k: int = TOP_K) -> float:
     """The acceptance length of `tree` on true answers: tokens over the steps of `walk`, >= 1.
 
     1.0 where there are no tokens. Arguments as for `walk`.

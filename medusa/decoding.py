@@ -255,7 +255,9 @@ class Engine:
         ends = [length + self.tree.width for length in self._lengths[:count]]
         span = min(-(-max(ends) // SPAN) * SPAN, self.cache.capacity)
         spans = ends if count > 1 and self.device.type == "cpu" else None
-        hidden = self._forward(tokens, *self._tree_view(lengths, span), rows, self._slots(lengths), span, spans)
+        hidden = self._forward(
+            tokens, *self._tree_view(lengths, span), rows, self._slots(lengths), span, spans
+        )
         accepted = accept(tokens, self._choose(self.lm_head(hidden), 0, count), tree)
         self.cache.commit(rows, lengths, accepted.path)
         self.hidden[:count] = hidden[torch.arange(count, device=self.device), accepted.node]

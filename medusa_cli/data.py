@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from medusa.errors import MedusaError
 from medusa_cli.common import Dtype, DtypeOption, examples, notes
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ def magpie(
 DISTILL_EXAMPLES = examples(
     "medusa data distill prompts/train.jsonl --base smollm2-135m --out train.jsonl --states states",
     "medusa data distill my.parquet --base my-org/my-model --out answers.jsonl --greedy-share 1",
+    "medusa data distill prompts.jsonl --base smollm2-135m --out a.jsonl --states a --part 1/8   # one of 8 nodes",
 )
 
 
@@ -123,6 +125,16 @@ def distill(
     token_budget: Annotated[
         int | None, typer.Option(min=1, help="Begin nothing after so many tokens.")
     ] = None,
+    time_budget: Annotated[
+        float | None, typer.Option(min=0, metavar="MINUTES", help="Begin nothing after so many minutes.")
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, help="Processes side by side, the processor's cores shared out to them.")
+    ] = 1,
+    part: Annotated[
+        str | None,
+        typer.Option(metavar="I/N", help="Only each N-th prompt, from the I-th; join with `merge`."),
+    ] = None,
     in_flight: IN_FLIGHT = None,
     max_length: MAX_LENGTH = 2048,
     dtype: DtypeOption = Dtype.auto,
@@ -131,18 +143,93 @@ def distill(
     from medusa.data.conversations import load_conversations
     from medusa.data.distill import Sampling
     from medusa.data.distill import distill as run
+    from medusa_cli.session import open_base
+    from medusa_cli.workers import join_parts, parts_of, run_parts
 
+    if workers > 1:
+        if part is not None:
+            raise MedusaError("--workers and --part cannot both be given: a part is one worker's share")
+        if out.exists() and not parts_of(out).exists():
+            notes.print(f"{out} is there already; name another file to make more", soft_wrap=True)
+            return
+        asked: dict[str, object] = {
+            "--base": base,
+            "--backend": backend,
+            "--max-new-tokens": max_new_tokens,
+            "--greedy-share": greedy_share,
+            "--top-p": top_p,
+            "--seed": seed,
+            "--limit": limit,
+            "--token-budget": None if token_budget is None else -(-token_budget // workers),
+            "--time-budget": time_budget,
+            "--in-flight": in_flight,
+            "--max-length": max_length,
+            "--dtype": dtype.value,
+        }
+        words = [word for name, value in asked.items() if value is not None for word in (name, str(value))]
+        words += ["--temperature", *map(str, temperature), *map(str, prompts)]
+        run_parts(words, workers, out, states is not None)
+        join_parts(open_base(base, dtype), out, states)
+        return
     sampling = Sampling(max_new_tokens, greedy_share, temperature, top_p, seed)
     rows = load_conversations(prompts, limit=limit)
+    rows = rows[_share(part)] if part is not None else rows
     opened, engine = _open(
         base, backend, dtype, in_flight=in_flight, max_length=max_length, weights=states is not None
     )
-    report = run(rows, out, opened, engine, sampling=sampling, token_budget=token_budget, states_dir=states)
+    report = run(
+        rows,
+        out,
+        opened,
+        engine,
+        sampling=sampling,
+        token_budget=token_budget,
+        seconds=time_budget * 60 if time_budget is not None else None,
+        states_dir=states,
+    )
     notes.print(
         f"{report.new} conversations answered by {engine.name}, {report.rows} in {out}; "
         f"{report.tokens:,} tokens, {report.tokens_per_second:,.0f} tokens/s",
         soft_wrap=True,
     )
+
+
+MERGE_EXAMPLES = examples(
+    "medusa data merge a.jsonl b.jsonl --states a --states b --base smollm2-135m --out all.jsonl --out-states all"
+)
+
+
+@app.command("merge", epilog=MERGE_EXAMPLES)
+def merge(
+    answers: Annotated[
+        list[Path], typer.Argument(metavar="ANSWERS...", help="What several runs of `distill` wrote.")
+    ],
+    base: BASE,
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="All of the conversations, .jsonl.")],
+    states: Annotated[
+        list[Path] | None, typer.Option("--states", metavar="DIR", help="Of each file, in the same order.")
+    ] = None,
+    out_states: Annotated[
+        Path | None, typer.Option("--out-states", metavar="DIR", help="All of the hidden states.")
+    ] = None,
+    dtype: DtypeOption = Dtype.auto,
+) -> None:
+    """Join the answers, and hidden states, of several runs into one; of runs that were cut off too."""
+    from medusa.data.merge import merge as run
+    from medusa.files import atomic_folder
+    from medusa_cli.session import open_base
+
+    if (states is None) != (out_states is None):
+        raise MedusaError("--states and --out-states belong together: give both or neither")
+    opened = open_base(base, dtype)
+    if out_states is None:
+        run(opened, answers, None, out, None)
+        return
+    if out_states.exists():
+        raise MedusaError(f"{out_states} is there already; give another folder")
+    with atomic_folder(out_states) as temporary:
+        cache = run(opened, answers, states, out, temporary)
+        notes.print(f"{cache.num_segments:,} answers, {cache.num_tokens:,} tokens", soft_wrap=True)
 
 
 STATES_EXAMPLES = examples("medusa data states data/train.jsonl --base smollm2-135m --out data/states")
@@ -166,6 +253,14 @@ def states(
 
     rows = load_conversations(conversations, limit=limit)
     build_states(open_base(base, dtype), rows, out, batch_tokens=batch_tokens)
+
+
+def _share(part: str) -> slice:
+    """`2/8` -> every eighth row from the second."""
+    number, _, count = part.partition("/")
+    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+        raise MedusaError(f"--part {part!r}: write I/N with 1 <= I <= N, such as 2/8")
+    return slice(int(number) - 1, None, int(count))
 
 
 def _open(

@@ -67,7 +67,10 @@ def demo_stages(recipe: DemoRecipe, recipes: Path, folder: Path) -> list[Stage]:
         Stage(
             "prompts",
             f"{recipe.prompts.train} prompts from the grammar",
-            _medusa("data", "prompts", "--out", prompts, "--train", recipe.prompts.train, "--seed", seed),
+            _medusa(
+                *("data", "prompts", "--out", prompts, "--seed", seed),
+                *("--train", recipe.prompts.train, "--general", recipe.prompts.general),
+            ),
             (prompts,),
         ),
     ]
@@ -83,22 +86,20 @@ def demo_stages(recipe: DemoRecipe, recipes: Path, folder: Path) -> list[Stage]:
     share: tuple[object, ...] = ("--greedy-share", asked.greedy_share)
     if asked.tokens is not None:
         share += ("--token-budget", asked.tokens)
+    if asked.minutes is not None:
+        share += ("--time-budget", asked.minutes)
+    if asked.workers > 1:
+        share += ("--workers", asked.workers)
     stages.append(
         Stage(
             "answers",
             "the base's answers, and its hidden states meanwhile",
             _medusa(
-                "data",
-                "distill",
-                *sources,
-                *answers,
-                *share,
-                "--out",
-                folder / "train.jsonl",
-                "--states",
-                states,
+                *("data", "distill", *sources, *answers, *share),
+                *("--out", folder / "train.jsonl", "--states", states),
             ),
             (folder / "train.jsonl", folder / "train.jsonl.manifest.json", states),
+            scratch=(folder / "train.jsonl.parts",),
             after=data,
         )
     )

@@ -20,6 +20,7 @@ class Prompts(_Section):
     """What the base is asked."""
 
     train: int = Field(700, ge=1, description="prompts from the grammar")
+    general: float = Field(0.25, ge=0, lt=1, description="share of the grammar's prompts outside shopping")
     magpie: int = Field(200, ge=0, description="prompts that the base writes itself (arXiv 2406.08464)")
 
 
@@ -31,7 +32,9 @@ class Answers(_Section):
     tokens: int | None = Field(
         None, ge=1, description="begin nothing after so many tokens; None: all prompts"
     )
-    in_flight: int = Field(40, ge=1, description="conversations decoded together")
+    minutes: float | None = Field(None, gt=0, description="begin nothing after so long; None: all prompts")
+    workers: int = Field(2, ge=1, description="processes that answer side by side")
+    in_flight: int = Field(48, ge=1, description="conversations that each of them decodes together")
     max_length: int = Field(512, ge=2, description="most tokens of a whole conversation")
     validation: int = Field(64, ge=1, description="validation prompts, answered greedily")
 

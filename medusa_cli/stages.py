@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -21,8 +19,7 @@ from rich.console import Console
 
 from medusa.errors import CheckFailed, MedusaError
 from medusa.files import read_json, sha256_json, write_json
-
-GRACE_SECONDS = 30  # what an interrupted stage gets to save its work
+from medusa_cli.processes import Child, run_together
 
 
 @dataclass(frozen=True)
@@ -34,6 +31,7 @@ class Stage:
         title: what it does, for the terminal.
         command: what follows `python -m`: ("medusa_cli", "data", "prompts", ...).
         outputs: files and folders that exist when it is done; removed before a run with other settings.
+        scratch: files and folders that it keeps while it is not done; removed before a run with other settings.
         settings: what the command reads besides its words, such as a recipe's content.
         after: names of the stages whose outputs it reads.
     """
@@ -43,6 +41,7 @@ class Stage:
     command: tuple[str, ...]
     outputs: tuple[Path, ...]
     settings: object = None
+    scratch: tuple[Path, ...] = ()
     after: tuple[str, ...] = field(default=())
 
     def shown(self) -> str:
@@ -118,7 +117,7 @@ class Runner:
         if record.exists() and read_json(record)["fingerprint"] == fingerprint:
             earlier = read_json(record)["seconds"]  # interrupted: its half-done work is what it resumes from
         else:
-            for path in stage.outputs:
+            for path in (*stage.outputs, *stage.scratch):
                 shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
         start = time.monotonic()
 
@@ -132,7 +131,7 @@ class Runner:
 
         note(done=False)
         try:
-            code = _call([sys.executable, "-m", *stage.command])
+            (code,) = run_together([Child([sys.executable, "-m", *stage.command])])
         finally:
             note(done=False)
         if code == 130:
@@ -152,36 +151,3 @@ def clock(seconds: float) -> str:
     """`8s`, `3m 05s`."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}m {rest:02d}s" if minutes else f"{rest}s"
-
-
-def _call(command: list[str]) -> int:
-    """Runs a command on this terminal. An interruption is the child's to handle; it is never left behind."""
-    child = subprocess.Popen(command)
-
-    def stop(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    previous = signal.signal(signal.SIGTERM, stop)
-    try:
-        return child.wait()
-    except KeyboardInterrupt:
-        # A terminal's Ctrl-C has reached the child as well; one sent to this process alone has not.
-        try:
-            child.wait(2)
-        except subprocess.TimeoutExpired:
-            child.send_signal(signal.SIGINT)
-        _reap(child)
-        return 130
-    finally:
-        if child.poll() is None:
-            child.terminate()
-            _reap(child)
-        signal.signal(signal.SIGTERM, previous)
-
-
-def _reap(child: subprocess.Popen) -> None:
-    try:
-        child.wait(GRACE_SECONDS)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        child.kill()
-        child.wait()

@@ -129,7 +129,9 @@ class _Conversation:
         """The row, without turns that were never answered."""
         last = max(i for i, message in enumerate(self.messages) if message["role"] == "assistant")
         kept = self.messages[: last + 1]
-        return {**self.row, "messages": kept, "finish": self.finish, "sampling": self.sampling}
+        tokens = [len(ids) for ids, _ in self.answers]
+        made = {"finish": self.finish, "tokens": tokens, "sampling": self.sampling}
+        return {**self.row, "messages": kept, **made}
 
 
 def distill(
@@ -140,6 +142,7 @@ def distill(
     *,
     sampling: Sampling | None = None,
     token_budget: int | None = None,
+    seconds: float | None = None,
     states_dir: Path | str | None = None,
     progress: bool = True,
     log: Callable[[str], None] = lambda text: print(text, file=sys.stderr),
@@ -152,7 +155,9 @@ def distill(
         base: its tokenizer, fingerprints, and with `states_dir` its weights.
         backend: what answers.
         sampling: how; None: the defaults.
-        token_budget: no conversation is begun once this many tokens were generated; None: all prompts.
+        token_budget: no conversation is begun once the answers in `out` have this many tokens together; None:
+            all prompts.
+        seconds: no conversation is begun after so long in this call.
         states_dir: also write the hidden-state cache there (see `medusa.data.states`): from the decoding
             itself where the backend gives hidden states, else by running the base over the answers at the
             end.
@@ -181,7 +186,14 @@ def distill(
             states = StatesWriter(base, file.rows, Path(states_dir))
         began = time.perf_counter()
         want_hidden = states is not None and backend.gives_hidden
-        answered = _answer(todo, base, backend, sampling, token_budget, report, want_hidden)
+        earlier = sum(sum(row.get("tokens", ())) for row in file.rows)
+
+        def enough() -> bool:
+            """Whether to begin nothing more."""
+            spent = token_budget is not None and earlier + report.tokens >= token_budget
+            return spent or (seconds is not None and time.perf_counter() - began >= seconds)
+
+        answered = _answer(todo, base, backend, sampling, enough, report, want_hidden)
         begun = len(prompts) - len(todo)
         with (
             tqdm(total=len(prompts), initial=begun, unit=" conversations", disable=not progress) as bar,
@@ -214,7 +226,7 @@ def _answer(
     base: Base,
     backend: Backend,
     sampling: Sampling,
-    token_budget: int | None,
+    enough: Callable[[], bool],
     report: Distilled,
     want_hidden: bool,
 ) -> Iterator[_Conversation]:
@@ -248,7 +260,7 @@ def _answer(
             if ready:
                 yield ready.popleft()
                 continue
-            row = None if token_budget is not None and report.tokens >= token_budget else next(fresh, None)
+            row = None if enough() else next(fresh, None)
             if row is not None:
                 first = request(_Conversation.open(row, sampling))
                 if first is None:

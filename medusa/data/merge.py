@@ -9,20 +9,21 @@ from pathlib import Path
 
 from medusa.base import Base
 from medusa.data.conversations import Row
+from medusa.data.rows import manifest_of
 from medusa.data.states import StatesCache, StatesWriter
 from medusa.errors import MedusaError
-from medusa.files import atomic_file
+from medusa.files import atomic_file, read_json, write_json
 
 
 def merge(
     base: Base,
     answers: Sequence[Path],
-    states: Sequence[Path],
+    states: Sequence[Path] | None,
     out: Path,
-    out_states: Path,
+    out_states: Path | None,
     *,
     progress: bool = True,
-) -> StatesCache:
+) -> StatesCache | None:
     """Joins what several runs of `distill` wrote, finished or not.
 
     States are copied as they are; those that a run had not written yet are computed.
@@ -30,21 +31,25 @@ def merge(
     Args:
         base: the one that all were made with, with its weights.
         answers: files of conversations, with ids that are distinct over all of them.
-        states: the folder of states of each.
-        out: the joint file of conversations.
+        states: the folder of states of each; None: answers only.
+        out: the joint file of conversations. The manifest of how they were made is written beside it.
         out_states: the joint cache; a folder that is not there or empty.
         progress: show a progress bar.
 
     Raises:
-        MedusaError: the numbers of files and folders differ; ids repeat; `out_states` is not empty; states are of
-            another base or of other conversations.
+        MedusaError: the numbers of files and folders differ; the files were made in different ways; ids repeat;
+            `out_states` is not empty; states are of another base or of other conversations.
     """
-    if len(answers) != len(states) or not answers:
+    if not answers or (states is not None and len(answers) != len(states)):
         raise MedusaError(
-            f"{len(answers)} files of answers and {len(states)} folders of states: give one for each"
+            f"{len(answers)} files of answers and {len(states or ())} folders of states: give one for each"
         )
-    if out_states.exists() and any(out_states.iterdir()):
+    if out_states is not None and out_states.exists() and any(out_states.iterdir()):
         raise MedusaError(f"{out_states} is not empty; give another folder")
+    made = [read_json(path) for path in map(manifest_of, answers)]
+    for path, manifest in zip(answers, made, strict=True):
+        if manifest != made[0]:
+            raise MedusaError(f"{path} and {answers[0]} were made with different bases or settings")
     parts = [_whole_rows(path) for path in answers]
     rows = [row for part in parts for row in part]
     repeated = [name for name, count in Counter(row["id"] for row in rows).items() if count > 1]
@@ -56,6 +61,9 @@ def merge(
         temporary.write_text(
             "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8"
         )
+    write_json(manifest_of(out), made[0])
+    if states is None or out_states is None:
+        return None
     writer = StatesWriter(base, rows, out_states)
     first = 0
     for part, folder in zip(parts, states, strict=True):

@@ -21,6 +21,11 @@ from medusa.files import read_json, write_json
 _SYNC_SECONDS = 5.0  # a power cut loses no more than this
 
 
+def manifest_of(path: Path) -> Path:
+    """Where it is said how a file's rows were made."""
+    return path.with_name(path.name + ".manifest.json")
+
+
 class RowFile:
     """Rows in a file, with those of earlier runs.
 
@@ -79,7 +84,7 @@ class RowFile:
         self._lock.release()
 
     def _check_manifest(self, mine: dict[str, Any]) -> None:
-        path = Path(f"{self.path}.manifest.json")
+        path = manifest_of(self.path)
         if not path.exists():
             if self.path.exists():
                 raise MedusaError(

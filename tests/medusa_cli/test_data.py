@@ -74,6 +74,53 @@ def test_distill_states_and_calibrate(loop, prompts, tmp_path):
     assert "top-10" in shown
 
 
+def test_workers_and_parts_make_what_one_process_makes(loop, prompts, tmp_path):
+    base = ("--base", loop.base, "--dtype", "float32")
+    settings = ("--backend", "engine", "--max-new-tokens", 22, "--greedy-share", 1)
+    asked = ("data", "distill", prompts, *base, *settings)
+
+    def rows(name: str) -> dict:
+        lines = (tmp_path / name).read_text().splitlines()
+        return {row["id"]: row for row in map(json.loads, lines)}
+
+    def states(name: str) -> set:
+        cache = StatesCache(tmp_path / name)
+        return {tuple(cache.get([i]).tokens.tolist()) for i in range(cache.num_segments)}
+
+    run(*asked, "--out", tmp_path / "one.jsonl", "--states", tmp_path / "one")
+    side_by_side = (*asked, "--out", tmp_path / "two.jsonl", "--states", tmp_path / "two", "--workers", 2)
+    run(*side_by_side)
+    assert rows("two.jsonl") == rows("one.jsonl")
+    assert states("two") == states("one")
+    assert not list(tmp_path.glob("*.parts"))
+    assert "is there already" in run(*side_by_side)
+
+    for number in (1, 2):
+        part = tmp_path / f"part{number}"
+        run(*asked, "--out", f"{part}.jsonl", "--states", part, "--part", f"{number}/2")
+    parts = [tmp_path / "part1", tmp_path / "part2"]
+    files = [f"{part}.jsonl" for part in parts]
+    folders = ("--states", parts[0], "--states", parts[1], "--out-states", tmp_path / "all")
+    run("data", "merge", *files, *base, *folders, "--out", tmp_path / "all.jsonl")
+    assert rows("all.jsonl") == rows("one.jsonl")
+    assert states("all") == states("one")
+
+
+def test_workers_that_fail_keep_their_work_and_say_how_to_go_on(loop, prompts, tmp_path):
+    asked = ["data", "distill", str(prompts), "--base", str(loop.base), "--out", str(tmp_path / "o.jsonl")]
+    asked += ["--backend", "engine", "--workers", "2"]
+    with pytest.raises(MedusaError, match="process 1 of 2 stopped"):
+        CliRunner().invoke(app, [*asked, "--top-p", "7"], catch_exceptions=False)
+    with pytest.raises(MedusaError, match="holds the work of 2"):
+        CliRunner().invoke(app, [*asked, "--workers", "3"], catch_exceptions=False)
+    with pytest.raises(MedusaError, match="cannot both"):
+        CliRunner().invoke(app, [*asked, "--part", "1/2"], catch_exceptions=False)
+    for part in ("3/2", "0/2", "x", "1/2/3"):
+        words = [*asked[:-2], "--part", part]
+        with pytest.raises(MedusaError, match="I/N"):
+            CliRunner().invoke(app, words, catch_exceptions=False)
+
+
 def test_states_of_another_base_are_refused(loop, tmp_path, prompts):
     from tests.medusa.training.tiny import make_tiny
 

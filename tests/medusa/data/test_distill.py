@@ -139,6 +139,17 @@ def test_a_token_budget_ends_it_between_conversations(base: Base, tmp_path: Path
     assert all(len(row["finish"]) == wanted[name] for name, row in done.items())
 
 
+def test_a_token_budget_counts_earlier_runs_and_a_time_budget_ends_it_too(base: Base, tmp_path: Path) -> None:
+    backend = EngineBackend(base, in_flight=2, max_length=256)
+    asked = {"sampling": SAMPLING, "progress": False}
+    first = distill(prompts(40), tmp_path / "o.jsonl", base, backend, token_budget=60, **asked)
+    again = distill(prompts(40), tmp_path / "o.jsonl", base, backend, token_budget=60, **asked)
+    assert (again.new, again.tokens, again.rows) == (0, 0, first.rows)
+    assert sum(sum(row["tokens"]) for row in read(tmp_path / "o.jsonl").values()) == first.tokens
+    assert distill(prompts(40), tmp_path / "o.jsonl", base, backend, seconds=0, **asked).new == 0
+    assert distill(prompts(40), tmp_path / "o.jsonl", base, backend, seconds=600, **asked).rows == 40
+
+
 def test_prompts_that_leave_no_room_are_counted_and_long_conversations_end_early(
     base: Base, tmp_path: Path
 ) -> None:

@@ -10,8 +10,10 @@ from medusa.base import Base
 from medusa.data import states
 from medusa.data.conversations import load_conversations
 from medusa.data.merge import merge
+from medusa.data.rows import manifest_of
 from medusa.data.states import StatesWriter, build_states
 from medusa.errors import MedusaError
+from medusa.files import write_json
 from tests.medusa.data.bases import make_base
 from tests.medusa.data.test_states import check, conversations, expected
 
@@ -21,6 +23,7 @@ def split(folder: Path, rows: list[dict], base: Base) -> tuple[list[Path], list[
     answers, caches = [folder / "a.jsonl", folder / "b.jsonl"], [folder / "a", folder / "b"]
     for path, part in zip(answers, (rows[:9], rows[9:]), strict=True):
         path.write_text("".join(json.dumps(row) + "\n" for row in part))
+        write_json(manifest_of(path), {"format": 1, "sampling": {"seed": 0}})
     build_states(base, rows[:9], caches[0], progress=False)
     some = StatesWriter(base, rows[9:14], caches[1])
     some.close(progress=False)
@@ -65,3 +68,17 @@ def test_what_does_not_belong_together_is_an_error(base: Base, tmp_path: Path) -
         merge(make_base(tmp_path / "other", seed=1), answers, caches, **{**out, "out_states": tmp_path / "x"})
     with pytest.raises(MedusaError, match="cannot read"):
         merge(base, [tmp_path / "no.jsonl"], caches[:1], **{**out, "out_states": tmp_path / "y"})
+
+
+def test_answers_made_in_different_ways_are_not_joined(base: Base, tmp_path: Path) -> None:
+    answers, _ = split(tmp_path, conversations(20), base)
+    write_json(manifest_of(answers[1]), {"format": 1, "sampling": {"seed": 1}})
+    with pytest.raises(MedusaError, match="different bases or settings"):
+        merge(base, answers, None, tmp_path / "all.jsonl", None)
+
+
+def test_answers_alone(base: Base, tmp_path: Path) -> None:
+    answers, _ = split(tmp_path, conversations(20), base)
+    assert merge(base, answers, None, tmp_path / "all.jsonl", None) is None
+    assert len(load_conversations(tmp_path / "all.jsonl")) == 20
+    assert manifest_of(tmp_path / "all.jsonl").read_text() == manifest_of(answers[0]).read_text()
