@@ -123,7 +123,9 @@ class Chat:
             out.file.flush()
 
         try:
-            done = self.session.answer(ids, max_new_tokens=min(self.max_new_tokens, room), on_pieces=show)
+            done = self.session.answer(
+                ids, max_new_tokens=min(self.max_new_tokens, room), on_pieces=show, reuse=True
+            )
         except KeyboardInterrupt:
             # Ctrl-C ends the answer, not the chat. What was said stands, as its reader has read it.
             out.print()

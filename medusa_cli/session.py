@@ -104,6 +104,7 @@ class Session:
         max_new_tokens: int,
         stop: tuple[str, ...] = (),
         on_pieces: Callable[[Pieces], None] | None = None,
+        reuse: bool = False,
     ) -> Completion:
         """Decodes one answer, greedily.
 
@@ -112,6 +113,7 @@ class Session:
             max_new_tokens: most tokens of the answer.
             stop: strings before which it ends.
             on_pieces: called with what each step added.
+            reuse: read only what the prompt adds to the conversation so far.
         """
 
         def relay(key: object, tokens: list[tuple[int, str]]) -> None:
@@ -127,5 +129,6 @@ class Session:
                 eos_ids=self.base.eos_ids,
                 tokenizer=self.base.tokenizer,
                 on_tokens=relay if on_pieces else None,
+                reuse=reuse,
             )
         )
