@@ -37,8 +37,8 @@ def merge(
         progress: show a progress bar.
 
     Raises:
-        MedusaError: the numbers of files and folders differ; the files were made in different ways; ids repeat;
-            `out_states` is not empty; states are of another base or of other conversations.
+        MedusaError: the numbers of files and folders differ; the files were made with different bases; ids
+            repeat; `out_states` is not empty; states are of another base or of other conversations.
     """
     if not answers or (states is not None and len(answers) != len(states)):
         raise MedusaError(
@@ -48,8 +48,8 @@ def merge(
         raise MedusaError(f"{out_states} is not empty; give another folder")
     made = [read_json(path) for path in map(manifest_of, answers)]
     for path, manifest in zip(answers, made, strict=True):
-        if manifest != made[0]:
-            raise MedusaError(f"{path} and {answers[0]} were made with different bases or settings")
+        if manifest.get("fingerprint") != made[0].get("fingerprint"):
+            raise MedusaError(f"{path} and {answers[0]} are answers of different bases")
     parts = [_whole_rows(path) for path in answers]
     rows = [row for part in parts for row in part]
     repeated = [name for name, count in Counter(row["id"] for row in rows).items() if count > 1]
@@ -61,7 +61,9 @@ def merge(
         temporary.write_text(
             "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8"
         )
-    write_json(manifest_of(out), made[0])
+    ways = [manifest for at, manifest in enumerate(made) if manifest not in made[:at]]
+    # Of several ways none is the file's own, so that distillation does not go on with it in one of them.
+    write_json(manifest_of(out), ways[0] if len(ways) == 1 else {**made[0], "sampling": {"merged": ways}})
     if states is None or out_states is None:
         return None
     writer = StatesWriter(base, rows, out_states)

@@ -10,10 +10,10 @@ from medusa.base import Base
 from medusa.data import states
 from medusa.data.conversations import load_conversations
 from medusa.data.merge import merge
-from medusa.data.rows import manifest_of
+from medusa.data.rows import RowFile, manifest_of
 from medusa.data.states import StatesWriter, build_states
 from medusa.errors import MedusaError
-from medusa.files import write_json
+from medusa.files import read_json, write_json
 from tests.medusa.data.bases import make_base
 from tests.medusa.data.test_states import check, conversations, expected
 
@@ -70,11 +70,21 @@ def test_what_does_not_belong_together_is_an_error(base: Base, tmp_path: Path) -
         merge(base, [tmp_path / "no.jsonl"], caches[:1], **{**out, "out_states": tmp_path / "y"})
 
 
-def test_answers_made_in_different_ways_are_not_joined(base: Base, tmp_path: Path) -> None:
+def test_answers_of_another_base_are_not_joined(base: Base, tmp_path: Path) -> None:
+    answers, _ = split(tmp_path, conversations(20), base)
+    write_json(manifest_of(answers[1]), {"format": 1, "fingerprint": {"base": "another"}})
+    with pytest.raises(MedusaError, match="different bases"):
+        merge(base, answers, None, tmp_path / "all.jsonl", None)
+
+
+def test_the_manifest_names_every_way_the_answers_were_made(base: Base, tmp_path: Path) -> None:
     answers, _ = split(tmp_path, conversations(20), base)
     write_json(manifest_of(answers[1]), {"format": 1, "sampling": {"seed": 1}})
-    with pytest.raises(MedusaError, match="different bases or settings"):
-        merge(base, answers, None, tmp_path / "all.jsonl", None)
+    merge(base, answers, None, tmp_path / "all.jsonl", None)
+    ways = read_json(manifest_of(tmp_path / "all.jsonl"))["sampling"]["merged"]
+    assert [way["sampling"]["seed"] for way in ways] == [0, 1]
+    with pytest.raises(MedusaError, match="made differently"):
+        RowFile(tmp_path / "all.jsonl", {"sampling": {"seed": 1}})
 
 
 def test_answers_alone(base: Base, tmp_path: Path) -> None:
