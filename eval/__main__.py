@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -14,6 +13,8 @@ import typer
 from rich.console import Console
 
 from medusa.errors import CheckFailed, MedusaError
+from medusa_cli import endings
+from medusa_cli.common import Dtype
 
 RUN_EXAMPLES = """[bold]Examples[/bold]
 
@@ -49,19 +50,8 @@ app = typer.Typer(
 )
 
 
-class Dtype(enum.StrEnum):
-    """The number formats that can be run. auto: bfloat16 where the machine has instructions for it."""
-
-    auto = "auto"
-    bfloat16 = "bfloat16"
-    float32 = "float32"
-
-
 def resolve(dtype: Dtype, device: str) -> tuple[str, str]:
-    """Format and device with `auto` filled in: the first GPU if there is one; bfloat16 where it is native.
-
-    Without instructions of its own bfloat16 is several times slower than float32.
-    """
+    """Format and device with `auto` filled in: the first GPU if there is one; bfloat16 where it is native."""
     import torch
 
     from medusa.hardware import native_bf16
@@ -69,8 +59,8 @@ def resolve(dtype: Dtype, device: str) -> tuple[str, str]:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
+        torch.zeros(1, device=device).item()
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise MedusaError(f"--device {device} cannot be used here: {str(error).splitlines()[0]}") from error
     if dtype is Dtype.auto:
         return ("bfloat16" if native_bf16(device) else "float32"), device
@@ -247,29 +237,9 @@ def schema_command() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command and returns its exit code. Expected endings are one line on stderr."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    try:
-        code = app(arguments, prog_name="python -m eval", standalone_mode=False)
-    except MedusaError as error:
-        code = _say(f"error: {error}", 2)
-    except CheckFailed as error:
-        code = _say(f"check failed: {error}", 1)
-    except typer.TyperException as error:
-        code = _say(f"error: {error.format_message()}", 2) if error.format_message() else error.exit_code
-    except (KeyboardInterrupt, typer.Abort):
-        code = 130
-    if code == 130:
-        _say(
-            "\nstopped; the same command with --resume goes on with the conversations that are finished", 130
-        )
-    return code if isinstance(code, int) else 0
-
-
-def _say(message: str, code: int) -> int:
-    print(message, file=sys.stderr)
-    return code
+    """Runs a command and returns its exit code; see `medusa_cli.endings`."""
+    again = "stopped; the same command with --resume goes on with the conversations that are finished"
+    return endings.run(lambda: app, "python -m eval", arguments, again)
 
 
 if __name__ == "__main__":

@@ -65,11 +65,14 @@ class Journal:
     def _read(self) -> list[dict[str, Any]]:
         lines: list[dict[str, Any]] = []
         if self.path.exists():
-            for line in self.path.read_text(encoding="utf-8").splitlines():
+            for line in self.path.read_text(encoding="utf-8", errors="replace").split("\n"):
                 try:
-                    lines.append(json.loads(line))
+                    value = json.loads(line)
                 except ValueError:
                     break
+                if not isinstance(value, dict):
+                    break
+                lines.append(value)
         return lines
 
     def add(self, entry: Entry) -> None:

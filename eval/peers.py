@@ -6,6 +6,7 @@ Each is greedy, in the run's dtype, with the same stop rule, one prompt at a tim
 from __future__ import annotations
 
 import functools
+import http.client
 import importlib.util
 import json
 import os
@@ -158,6 +159,8 @@ class VllmServerPeer:
     how = "a server, over HTTP, started by someone else with its own settings, interleaved"
 
     def __init__(self, base: Base, url: str):
+        if not url.startswith(("http://", "https://")):
+            raise MedusaError(f"--vllm-url {url} is no address; write it as http://host:8000/v1")
         self._url, self._stop = url.rstrip("/"), sorted(base.eos_ids)
         self._model = self._call("/models")["data"][0]["id"]
         root = self._url.removesuffix("/v1")
@@ -176,7 +179,7 @@ class VllmServerPeer:
         except urllib.error.HTTPError as error:
             text = error.read().decode(errors="replace")[:300]
             raise MedusaError(f"--vllm-url {self._url}{path} answered {error.code}: {text}") from error
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise MedusaError(f"--vllm-url {self._url}{path}: {error}; is the server up?") from error
 
     def answer(self, ids: list[int], max_new_tokens: int) -> tuple[list[int], float]:

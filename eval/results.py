@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from medusa.errors import MedusaError
 from medusa.files import atomic_file, read_json
@@ -287,6 +287,26 @@ class Results(Record):
     elapsed: FiniteFloat
     conversations: list[Conversation]
     groups: list[Group]
+
+    @model_validator(mode="after")
+    def _every_mode(self) -> Results:
+        modes = set(MODES)
+        of_modes = {
+            "tokens_per_second": self.tokens_per_second,
+            "tokens_per_second_decode_only": self.tokens_per_second_decode_only,
+            "time_to_first_token": self.time_to_first_token,
+        }
+        of_modes |= {
+            f"the answers of {conversation.id}": turn.answers
+            for conversation in self.conversations
+            for turn in conversation.turns
+        }
+        for name, found in of_modes.items():
+            if missing := sorted(modes - set(found)):
+                raise ValueError(f"{name} lacks {', '.join(missing)}")
+        if missing := {"kind", "num_heads"} - set(self.checkpoint.heads):
+            raise ValueError(f"checkpoint.heads lacks {', '.join(sorted(missing))}")
+        return self
 
 
 def schema() -> str:

@@ -246,8 +246,8 @@ def open_base(name: str) -> Base:
     try:
         config = AutoConfig.from_pretrained(path)
         tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError) as error:
-        raise MedusaError(f"{path} is not a base that transformers can open: {error}") from error
+    except Exception as error:  # whatever transformers raises on a configuration that makes no sense
+        raise MedusaError(f"{path} is not a base that transformers can open: {_first_line(error)}") from error
     return Base(
         name=name,
         path=path,
@@ -273,11 +273,25 @@ def load_base(name: str, dtype: torch.dtype = torch.bfloat16, device: str | torc
     """
     base = open_base(name)
     try:
-        model = AutoModelForCausalLM.from_pretrained(base.path, dtype=dtype)
-    except (OSError, ValueError) as error:
-        raise MedusaError(f"{base.path} is not a causal LM that transformers can load: {error}") from error
+        model, report = AutoModelForCausalLM.from_pretrained(base.path, dtype=dtype, output_loading_info=True)
+    except Exception as error:  # whatever transformers' loaders raise on files that do not fit each other
+        raise MedusaError(
+            f"{base.path} is not a causal LM that transformers can load: {_first_line(error)}"
+        ) from error
+    # Transformers only warns, and fills what is missing with random numbers.
+    missing = sorted(report["missing_keys"])
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise MedusaError(
+            f"{base.path}: its weights lack {', '.join(missing[:3])}{more}, which its config.json asks for; "
+            "was it cut short, or is the config another model's?"
+        )
     base.model = model.to(device).eval().requires_grad_(False)
     return base
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _generation_config(path: Path) -> GenerationConfig | None:

@@ -196,9 +196,12 @@ class Calibration:
             ranks_known = all(0 <= r < calibration.top_k for path in calibration.paths for r in path)
             if not ranks_known or any(len(row) != calibration.top_k for row in calibration.hits):
                 raise ValueError("a rank is outside top_k")
+            counts = list(calibration.paths.values())
+            if not all(type(count) in (int, float) and 0 <= count <= calibration.starts for count in counts):
+                raise ValueError("a path's count is not a number from 0 to starts")
             if len(calibration.head_positions) != calibration.num_heads:
                 raise ValueError("head_positions and hits differ in length")
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise MedusaError(
                 f"calibration: not a calibration ({error!r}); run the calibration again"
             ) from error
@@ -284,6 +287,9 @@ def rank_vectors(
 
     Returns:
         ranks [N, K] int16 in 0..R and offsets [S + 1] int64.
+
+    Raises:
+        MedusaError: a hidden state is not finite.
     """
     num_heads, device = heads.config.num_heads, next(heads.parameters()).device
     dtype = next(heads.parameters()).dtype
@@ -295,6 +301,8 @@ def rank_vectors(
         states = source.get(ids)
         offsets = states.offsets.long()
         lengths += offsets.diff().tolist()
+        if not bool(torch.isfinite(states.hidden).all()):
+            raise MedusaError("the hidden states hold NaN or infinity; make the cache again")
         reach = reach_of(offsets)
         targets = shifted_tokens(states.tokens, reach, num_heads)
         ranks = torch.full((len(states.tokens), num_heads), top_k, dtype=torch.int16)

@@ -156,7 +156,8 @@ def load_checkpoint(
     folder = _existing(folder)
     config = _config(folder)
     heads_config = HeadsConfig.from_dict(config["heads"])
-    heads = build_heads(heads_config)
+    with torch.device("meta"):  # no memory and no random numbers for weights that the file brings
+        heads = build_heads(heads_config)
     tensors = _read_tensors(folder / WEIGHTS)
     _check_tensors(tensors, heads, folder / WEIGHTS)
     if base is not None:

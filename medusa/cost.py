@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from medusa.decoding import Engine
+from medusa.errors import MedusaError
 from medusa.heads import DraftHeads
 from medusa.tree import Tree
 
@@ -76,12 +77,17 @@ def measure_step_cost(
         repeats: steps timed at each width, after two that are not.
 
     Returns:
-        One entry for each width, ascending.
+        One entry for each width, ascending; widths for which the heads have too few guesses are left out.
+
+    Raises:
+        MedusaError: none of the widths can be had.
     """
     depth = heads.config.num_heads
     top = heads.config.draft_size
     trees = {width: bushy_tree(width, depth) for width in sorted(set(widths))}
     trees = {width: tree for width, tree in trees.items() if tree.top_k <= top}
+    if not trees:
+        raise MedusaError(f"no tree is as wide as asked with guesses of {top} tokens; ask for smaller widths")
     widest = max(trees.values(), key=lambda tree: tree.width)
     engine = Engine(model, heads, widest, batch=batch, max_length=context + (depth + 1) * 4)
     prompt = torch.arange(context).remainder(engine.config.vocab_size).tolist()

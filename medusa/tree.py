@@ -74,12 +74,13 @@ class Tree:
 
     def __init__(self, paths: Iterable[Sequence[int]] = ()):
         listed = [tuple(path) for path in paths]
-        known = set(listed)
         for path in listed:
             if not path:
                 raise MedusaError("tree: an empty path; the root is implied and must not be listed")
             if any(not isinstance(rank, int) or isinstance(rank, bool) or rank < 0 for rank in path):
                 raise MedusaError(f"tree: path {list(path)} must hold ranks, integers from 0")
+        known = set(listed)
+        for path in listed:
             if len(path) > 1 and path[:-1] not in known:
                 raise MedusaError(f"tree: node {list(path)} is an orphan; add its parent {list(path[:-1])}")
         if len(known) != len(listed):

@@ -72,6 +72,9 @@ class Chat:
                 line = input("\n> " if at_terminal else "").strip()
             except EOFError:
                 break
+            except UnicodeDecodeError:
+                notes.print("that was not UTF-8 text; say it again", style="yellow")
+                continue
             if not at_terminal and line:
                 out.print(
                     Text(f"> {line}", style="bold")

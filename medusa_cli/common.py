@@ -72,6 +72,14 @@ def examples(*lines: str) -> str:
     )
 
 
+def utf8(name: str, content: bytes) -> str:
+    """Text from the command line or a pipe. Raises MedusaError if it is not UTF-8."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise MedusaError(f"{name} is not UTF-8 text (byte {error.start}); convert it first") from error
+
+
 def repository() -> Path:
     """The folder with recipes/ and checkpoints/: the current one, or the clone this package runs from.
 

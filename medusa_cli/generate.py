@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Annotated
 
 import typer
 
 from medusa.errors import MedusaError
-from medusa_cli.common import BaseOption, CheckpointOption, Dtype, DtypeOption, TreeOption, examples, notes
+from medusa_cli.common import (
+    BaseOption,
+    CheckpointOption,
+    Dtype,
+    DtypeOption,
+    TreeOption,
+    examples,
+    notes,
+    utf8,
+)
 
 EXAMPLES = examples(
     'medusa generate --prompt "is a 2 person tent enough for 2 adults and a dog?"',
@@ -37,8 +47,10 @@ def generate(
 ) -> None:
     """Answer one prompt. The same tokens come out with and without the heads, only sooner."""
     if prompt == "-":
-        prompt = sys.stdin.read().strip()
-    if not prompt:
+        prompt = utf8("standard input", sys.stdin.buffer.read()).strip()
+    for name, text in (("--prompt", prompt), ("--system", system or "")):
+        utf8(name, os.fsencode(text))
+    if not prompt.strip():
         raise MedusaError("--prompt is empty; give the user's message")
     if no_template and system:
         raise MedusaError("--system needs the chat template; leave out --no-template")

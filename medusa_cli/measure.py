@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -121,6 +122,15 @@ def read_cost(path: Path) -> list[StepCost]:
 
     value = read_json(path)
     try:
-        return [StepCost(**step) for step in value["steps"]]
-    except (KeyError, TypeError) as error:
+        curve = [StepCost(**step) for step in value["steps"]]
+        if not curve or not all(_sound(step) for step in curve):
+            raise ValueError("a width or a time makes no sense")
+        return curve
+    except (KeyError, TypeError, ValueError) as error:
         raise MedusaError(f"{path} is no step-cost curve; `medusa cost --out {path}` writes one") from error
+
+
+def _sound(step: StepCost) -> bool:
+    times = (step.low, step.median, step.high)
+    whole = type(step.width) is int and step.width >= 1
+    return whole and all(type(time) in (int, float) and 0 < time < math.inf for time in times)

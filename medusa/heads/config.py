@@ -39,6 +39,12 @@ class HeadsConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise MedusaError(f"heads: {name} must be a whole number from 1, not {value!r}")
+        if not isinstance(self.kind, str):
+            raise MedusaError(f"heads: kind must be a name, not {self.kind!r}")
+        for name in ("width", "draft_vocab_size"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+                raise MedusaError(f"heads: {name} must be a whole number or null, not {value!r}")
         if self.lm_head not in ("shared", "own"):
             raise MedusaError(f"heads: lm_head must be 'shared' or 'own', not {self.lm_head!r}")
         if self.width is not None and self.width < 1:

@@ -21,7 +21,7 @@ from accelerate.utils import DistributedDataParallelKwargs, ProjectConfiguration
 from tqdm import tqdm
 
 from medusa import provenance
-from medusa.checkpoint import save_checkpoint
+from medusa.checkpoint import CONFIG, save_checkpoint
 from medusa.errors import MedusaError
 from medusa.files import write_json
 from medusa.hardware import native_bf16
@@ -79,6 +79,10 @@ def train(
     if state_file.exists() and not resume:
         raise MedusaError(
             f"{out} holds a training run already; add --resume to go on with it, or name another folder"
+        )
+    if (out / CONFIG).exists() and not state_file.parent.exists():
+        raise MedusaError(
+            f"{out} holds a finished checkpoint, which training would replace; name another folder"
         )
     run = _Run(recipe, out, argv)
     if state_file.exists():

@@ -22,7 +22,8 @@ from medusa.files import atomic_file
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+    # No infinities: JSON, which provenance is written in, does not have them.
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False)
 
 
 class DataSection(_Section):

@@ -56,3 +56,16 @@ def test_without_resume_it_starts_anew(tmp_path):
 
 def test_resume_with_nothing_there_just_starts(tmp_path):
     assert Journal(tmp_path / "new" / "unfinished.jsonl", SETTINGS, resume=True).entries == []
+
+
+def test_characters_that_end_lines_elsewhere_do_not_here(tmp_path):
+    path = tmp_path / "unfinished.jsonl"
+    odd = {**SETTINGS, "data": "a\u2028b\x85c\x0bd"}
+    Journal(path, odd, resume=False).add(entry(0))
+    assert Journal(path, odd, resume=True).entries == [entry(0)]
+
+
+@pytest.mark.parametrize("content", [b"[]\n", b"5\n", b"\xff\xfe\n"])
+def test_a_file_of_something_else_starts_anew(tmp_path, content):
+    (tmp_path / "unfinished.jsonl").write_bytes(content)
+    assert Journal(tmp_path / "unfinished.jsonl", SETTINGS, resume=True).entries == []

@@ -173,3 +173,22 @@ def test_the_real_base_is_fetched_once(smollm2: Path) -> None:
 def test_model_seed_is_what_makes_test_bases_differ() -> None:
     a, b = (dict(make_model(300, seed).named_parameters())["lm_head.weight"] for seed in (0, 1))
     assert not torch.equal(a, b)
+
+
+def test_weights_that_the_configuration_asks_for_and_the_file_lacks(copy: Path) -> None:
+    config = json.loads((copy / "config.json").read_text())
+    config["num_hidden_layers"] += 1
+    config.pop("layer_types", None)
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(MedusaError, match=r"weights lack model.layers.\d+.* and \d+ more") as caught:
+        load_base(str(copy))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("changes", [{"hidden_size": 48}, {"hidden_size": "a"}, {"model_type": "nothing"}])
+def test_a_configuration_that_does_not_fit_is_one_line(copy: Path, changes: dict) -> None:
+    config = json.loads((copy / "config.json").read_text()) | changes
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(MedusaError, match="that transformers can") as caught:
+        load_base(str(copy))
+    assert "\n" not in str(caught.value)

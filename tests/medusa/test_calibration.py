@@ -135,6 +135,10 @@ def test_json_round_trip(tmp_path: Path) -> None:
         lambda value: value["head_positions"].pop(),
         lambda value: value["paths"].append([[99], 3]),
         lambda value: value.update(paths=7),
+        lambda value: value.update(starts=-1),
+        lambda value: value["paths"][0].__setitem__(1, "5"),
+        lambda value: value["paths"][0].__setitem__(1, None),
+        lambda value: value.update(positions=float("inf")),
     ],
 )
 def test_a_spoilt_file_is_refused(spoil) -> None:

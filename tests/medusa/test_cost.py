@@ -1,6 +1,7 @@
 import pytest
 
 from medusa.cost import WIDTHS, bushy_tree, measure_step_cost
+from medusa.errors import MedusaError
 from tests.medusa.models import small_heads, small_model
 
 
@@ -19,3 +20,8 @@ def test_every_width_is_measured(kind):
     )
     assert [cost.width for cost in costs] == [1, 4, 8]
     assert all(0 < cost.low <= cost.median <= cost.high for cost in costs)
+
+
+def test_widths_that_no_tree_has() -> None:
+    with pytest.raises(MedusaError, match="smaller widths"):
+        measure_step_cost(small_model(), small_heads("medusa"), widths=(100_000,))

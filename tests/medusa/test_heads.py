@@ -90,11 +90,14 @@ def test_pruned_rows_follow_a_changed_vocabulary():
         ({"lm_head": "tied"}, "'shared' or 'own'"),
         ({"draft_vocab_size": VOCABULARY + 1}, "draft_vocab_size"),
         ({"width": 0}, "width"),
+        ({"width": 1.5}, "width"),
+        ({"draft_vocab_size": "500"}, "draft_vocab_size"),
+        ({"kind": ["hydra"]}, "kind must be a name"),
     ],
 )
 def test_bad_configurations(changes, says):
     with pytest.raises(MedusaError, match=says):
-        config("medusa", **changes)
+        config(**{"kind": "medusa", **changes})
 
 
 def test_unknown_keys_and_kinds_name_what_is_near():

@@ -116,3 +116,9 @@ def test_a_file_that_holds_no_tree_names_the_file(tmp_path, text):
 
 def test_mask_lives_on_the_device_that_was_asked_for():
     assert Tree.chain(2).buffers(torch.device("meta")).mask.is_meta
+
+
+@pytest.mark.parametrize("path", [[[0]], [None], ["0"], [0.0], [True]])
+def test_ranks_that_are_no_whole_numbers(path: list) -> None:
+    with pytest.raises(MedusaError, match="must hold ranks"):
+        Tree([path])

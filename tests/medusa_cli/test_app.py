@@ -30,6 +30,7 @@ COMMANDS = [
     "data prompts",
     "data magpie",
     "data distill",
+    "data merge",
     "data states",
     "train",
     "calibrate",
@@ -78,6 +79,9 @@ def test_every_help_page_ends_with_examples(command):
         (("generate", "--prompt", "x", "--max-new-tokens", "0"), "--max-new-tokens"),
         (("generate", "--prompt", "x", "--dtype", "float8"), "--dtype"),
         (("generate", "--prompt", ""), "--prompt is empty"),
+        (("generate", "--prompt", "  \n"), "--prompt is empty"),
+        (("generate", "--prompt", b"\xff"), "--prompt is not UTF-8"),
+        (("generate", "--prompt", "x", "--system", b"a\xff"), "--system is not UTF-8"),
         (("generate", "--prompt", "x", "--checkpoint", "nowhere"), "nowhere: no such folder"),
         (("generate", "--prompt", "x", "--no-template", "--system", "y"), "--no-template"),
         (("calibrate", "--checkpoint", "nowhere", "--states", "nowhere"), "nowhere"),
@@ -155,3 +159,28 @@ def test_doctor_exits_with_1_when_a_core_package_is_broken(tmp_path):
     assert "libfoo.so.1" in result.stdout
     assert "make install" in result.stdout
     assert "safetensors" in result.stderr
+
+
+def test_input_that_is_not_utf8_is_bad_input():
+    command = [sys.executable, "-m", "medusa_cli", "generate", "--prompt", "-"]
+    result = subprocess.run(command, input=b"ab\xff", capture_output=True, timeout=200)
+    assert result.returncode == 2
+    assert b"standard input is not UTF-8 text (byte 2)" in result.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+def test_a_full_disk_under_the_output_is_one_line():
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "medusa_cli", "--help"], stdout=full, stderr=subprocess.PIPE, timeout=200
+        )
+    assert result.returncode == 2
+    assert result.stderr.decode().strip().startswith("error: cannot write the output")
+    assert b"Traceback" not in result.stderr
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    command = f"{sys.executable} -m medusa_cli --help | head -c1; exit ${{PIPESTATUS[0]}}"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, timeout=200)
+    assert result.returncode in (0, 141)  # 0 if it had written everything before
+    assert result.stderr == b""

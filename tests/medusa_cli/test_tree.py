@@ -89,3 +89,15 @@ def test_show_draws_every_node(checkpoint):
     assert "6 nodes, 3 deep" in shown
     assert shown.count("head 2") == 2
     assert json.loads(run("tree", "show", str(checkpoint / "tree.json"), "--json"))["width"] == 6
+
+
+@pytest.mark.parametrize(
+    "step", [{"median": "a"}, {"median": None}, {"median": 0}, {"width": 1.5}, {"width": "4"}]
+)
+def test_a_curve_that_makes_no_sense(checkpoint, tmp_path, step):
+    path = curve(tmp_path / "c.json", 1.0, 1.0)
+    value = json.loads(path.read_text())
+    value["steps"][1].update(step)
+    path.write_text(json.dumps(value))
+    with pytest.raises(MedusaError, match="no step-cost curve"):
+        run("tree", "search", "--checkpoint", str(checkpoint), "--cost", str(path))

@@ -144,6 +144,17 @@ def test_a_run_is_not_overwritten_and_a_finished_one_not_repeated(tiny: Tiny, tm
         train(recipe, tmp_path / "out", resume=True)
 
 
+def test_a_checkpoint_without_its_training_state_is_not_overwritten(tiny: Tiny, tmp_path: Path) -> None:
+    recipe = recipe_of(tiny, tmp_path, training={"epochs": 1})
+    train(recipe, tmp_path / "out")
+    shutil.rmtree(tmp_path / "out/training")
+    before = (tmp_path / "out/medusa_heads.safetensors").read_bytes()
+    for resume in (False, True):
+        with pytest.raises(MedusaError, match="holds a finished checkpoint"):
+            train(recipe, tmp_path / "out", resume=resume)
+    assert (tmp_path / "out/medusa_heads.safetensors").read_bytes() == before
+
+
 def test_a_signal_stops_between_steps_and_the_rest_gives_the_same_weights(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

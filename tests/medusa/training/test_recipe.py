@@ -107,3 +107,8 @@ def test_every_field_is_documented() -> None:
 )
 def test_shipped_recipes_load(path: Path) -> None:
     assert load_recipe(path).base == "smollm2-135m"
+
+
+def test_infinity_is_no_setting() -> None:
+    with pytest.raises(MedusaError, match="training.clip"):
+        load_recipe(None, ["data.train=a", "data.validation=b", "training.clip=.inf"])
