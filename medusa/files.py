@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import uuid
@@ -21,6 +23,12 @@ from typing import Any
 from medusa.errors import MedusaError
 
 _HASH_CHUNK = 1 << 20  # bytes read at a time
+_FULL = 1 << 20  # with fewer bytes left than this, a failed write failed for want of space
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_WRONG_PLACE = (
+    *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EEXIST),
+    *(errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP),
+)
 
 
 def medusa_home() -> Path:
@@ -41,39 +49,77 @@ def _temporary(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _clear_os_errors(path: Path) -> Iterator[None]:
+def clear_os_errors(path: str | os.PathLike) -> Iterator[None]:
+    """Around whatever writes `path`: what the system refuses becomes an error that says what to do.
+
+    Raises:
+        MedusaError: the disk is full, the place cannot be written, or a file is where a folder should be.
+    """
     try:
         yield
     except OSError as error:
-        if isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError) or error.errno in (
-            28,
-            122,
-            30,
-        ):
-            raise MedusaError(
-                f"cannot write {path}: {error.strerror}; free space or choose another folder"
-            ) from error
-        raise
+        if error.errno in _NO_SPACE:
+            remedy = "free space or choose another folder"
+        elif error.errno in _WRONG_PLACE:
+            remedy = "choose another place"
+        else:
+            raise
+        at = error.filename
+        # The obstacle is often a folder above; a temporary name says nothing to anyone.
+        culprit = f"{at}: " if isinstance(at, str | os.PathLike) and Path(at) in Path(path).parents else ""
+        raise MedusaError(f"cannot write {path}: {culprit}{error.strerror}; {remedy}") from error
+
+
+@contextlib.contextmanager
+def _library_errors(folder: Path) -> Iterator[None]:
+    """Makes OSErrors of what safetensors and torch.save raise when the system refuses a write.
+
+    safetensors says "os error 28"; torch's zip writer says only that it failed, so the disk is asked.
+    """
+    try:
+        yield
+    except Exception as error:
+        text = str(error)
+        found = re.search(r"os error (\d+)", text) if type(error).__name__ == "SafetensorError" else None
+        number = int(found[1]) if found else None
+        if isinstance(error, RuntimeError) and re.search("inline_container|PytorchStreamWriter", text):
+            number = errno.ENOSPC if shutil.disk_usage(folder).free < _FULL else None
+        if number is None:
+            raise
+        raise OSError(number, os.strerror(number)) from error
 
 
 @contextlib.contextmanager
 def atomic_file(path: str | os.PathLike) -> Iterator[Path]:
-    """Yields a temporary path; when the block ends well, it becomes `path`. On any error it is removed.
+    """Yields a temporary file's path; when the block ends well, it becomes `path`. On any error it is removed.
 
     Raises:
-        MedusaError: the disk is full or the folder cannot be written.
+        MedusaError: the disk is full, the folder cannot be written, or `path` is a folder, a device or a pipe.
     """
     path = Path(path)
-    with _clear_os_errors(path):
+    with clear_os_errors(path):
+        if path.exists() and not path.is_file():
+            raise MedusaError(f"{path} is not a regular file; name another one")
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = _temporary(path)
         try:
-            yield temporary
+            temporary.touch()
+            allowed = temporary.stat().st_mode
+            with _library_errors(path.parent):
+                yield temporary
+            _open_up(temporary, allowed)
             _sync(temporary)
             os.replace(temporary, path)
             _sync(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def _open_up(file: Path, allowed: int) -> None:
+    """Gives a file the permissions that the umask allows: safetensors makes its files the owner's alone."""
+    mode = file.stat().st_mode
+    if mode | (allowed & 0o666) != mode:
+        file.chmod(mode | (allowed & 0o666))
 
 
 def _exchange(a: Path, b: Path) -> bool:
@@ -93,16 +139,22 @@ def atomic_folder(path: str | os.PathLike) -> Iterator[Path]:
     """Yields a new temporary folder; when the block ends well, it becomes `path`, replacing what was there.
 
     Raises:
-        MedusaError: the disk is full or the parent folder cannot be written.
+        MedusaError: the disk is full, the parent folder cannot be written, or `path` is not a folder.
     """
     path = Path(path)
-    with _clear_os_errors(path):
+    with clear_os_errors(path):
+        if path.exists() and not path.is_dir():
+            raise MedusaError(f"{path} is a file, not a folder; name another folder")
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = _temporary(path)
         temporary.mkdir()
         try:
-            yield temporary
+            allowed = temporary.stat().st_mode
+            with _library_errors(path.parent):
+                yield temporary
             for file in temporary.rglob("*"):
+                if file.is_file() and not file.is_symlink():
+                    _open_up(file, allowed)
                 _sync(file)
             _sync(temporary)
             if not path.exists():
@@ -134,7 +186,7 @@ def read_json(path: str | os.PathLike) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise MedusaError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise MedusaError(f"{path} is not valid JSON ({error}); was it cut short? Write it again") from error
 
 

@@ -1,11 +1,16 @@
+import errno
 import os
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
 import time
 
 import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from medusa.errors import MedusaError
 from medusa.files import (
@@ -133,3 +138,85 @@ def test_file_hash(tmp_path):
 def test_home_follows_the_environment(monkeypatch, tmp_path):
     monkeypatch.setenv("MEDUSA_HOME", str(tmp_path))
     assert medusa_home() == tmp_path
+
+
+def test_what_is_not_a_regular_file_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "folder"):
+        with pytest.raises(MedusaError, match=f"{name} is not a regular file; name another"):
+            write_json(tmp_path / name, {})
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    write_json(tmp_path / "link", {})
+    with pytest.raises(MedusaError, match="file is a file, not a folder; name another"):
+        with atomic_folder(tmp_path / "file"):
+            raise AssertionError("it was begun")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder", "link", "pipe"]
+    assert (tmp_path / "file").read_text() == "old"
+
+
+def test_a_file_where_a_folder_should_be_is_named(tmp_path):
+    (tmp_path / "file").write_text("old")
+    for path in (tmp_path / "file" / "x", tmp_path / "file" / "deep" / "x"):
+        with pytest.raises(MedusaError, match=r"cannot write .*/x: .*/file\S*: .*; choose another place"):
+            write_json(path, {})
+    with pytest.raises(MedusaError, match="name too long; choose another place"):
+        write_json(tmp_path / ("x" * 300), {})
+
+
+def test_files_have_the_permissions_that_the_umask_gives(tmp_path):
+    before = os.umask(0o027)
+    try:
+        with atomic_file(tmp_path / "a") as temporary:
+            save_file({"x": torch.zeros(1)}, temporary)
+        with atomic_folder(tmp_path / "b") as temporary:
+            save_file({"x": torch.zeros(1)}, temporary / "c")
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("a", "b/c")] == [0o640] * 2
+
+
+def test_a_full_disk_below_safetensors_and_torch_says_so(tmp_path):
+    """A real file-size limit makes both fail half way; only the kind of the failure is set by hand."""
+    program = textwrap.dedent(
+        """
+        import resource, signal, sys, torch
+        from safetensors.torch import save_file
+        from medusa import files
+        from medusa.errors import MedusaError
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        values = {"x": torch.zeros(100_000)}
+        def attempt(writer, save):
+            try:
+                with writer(sys.argv[1]) as temporary:
+                    save(values, temporary if writer is files.atomic_file else temporary / "x")
+            except (MedusaError, OSError, RuntimeError) as error:
+                print(type(error).__name__, getattr(error, "errno", ""), error)
+        attempt(files.atomic_file, save_file)
+        attempt(files.atomic_file, torch.save)  # the disk has room: it is something else
+        files._FULL = 1 << 62
+        attempt(files.atomic_file, torch.save)
+        attempt(files.atomic_folder, torch.save)
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "x")], capture_output=True, text=True, check=True
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("Med", "OSE", "Run"))]
+    assert lines[0].startswith(f"OSError {errno.EFBIG} ")  # safetensors' own error carries the system's
+    assert lines[1].startswith("RuntimeError")
+    full = f"MedusaError  cannot write {tmp_path / 'x'}: No space left on device; free space"
+    assert [line[: len(full)] for line in lines[2:]] == [full, full]
+    assert not list(tmp_path.iterdir())
+    words = "Error while serializing: I/O error: No space left on device (os error 28)"
+    with pytest.raises(MedusaError, match="No space left on device; free space"), atomic_file(tmp_path / "x"):
+        raise SafetensorError(words)
+
+
+def test_json_that_is_nested_too_deeply_is_an_error(tmp_path):
+    (tmp_path / "x.json").write_text("[" * 100_000)
+    with pytest.raises(MedusaError, match="not valid JSON"):
+        read_json(tmp_path / "x.json")
