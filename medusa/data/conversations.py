@@ -7,16 +7,18 @@ parquet with `messages`, ShareGPT's `conversations`, or plain prompts (`prompt`,
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from medusa.errors import MedusaError
-from medusa.files import sha256_json
+from medusa.files import read_json, sha256_json
 
 Row = dict[str, Any]
 
@@ -111,43 +113,70 @@ def _read(path: Path) -> Iterator[tuple[str, int, Any]]:
     """(where for people, 1-based number, value or _BadRow-to-be) of each row of a file."""
     if not path.is_file():
         raise MedusaError(f"no file at {path}; give a .jsonl, .json or .parquet file of conversations")
+    try:
+        yield from _values(path)
+    except OSError as error:
+        raise MedusaError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _values(path: Path) -> Iterator[tuple[str, int, Any]]:
     if path.suffix in (".jsonl", ".ndjson"):
         # Line by line and not through `datasets`, which stops at the first malformed line and unifies all
-        # rows' fields; its JSON reader cannot say which line was bad.
-        with open(path, encoding="utf-8", errors="replace") as file:
+        # rows' fields; its JSON reader cannot say which line was bad. As bytes, so that a line that is not
+        # UTF-8 is one bad row.
+        with open(path, "rb") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield f"line {number}", number, _parse(line)
         return
     if path.suffix == ".json":
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise MedusaError(f"{path} is not valid JSON: {error}") from error
+        values = read_json(path)
         if not isinstance(values, list):
             raise MedusaError(f"{path} must hold a list of conversations")
         for number, value in enumerate(values, start=1):
             yield f"row {number}", number, value
         return
     if path.suffix == ".parquet":
+        import pyarrow.parquet
         from datasets import load_dataset
         from datasets.exceptions import DatasetGenerationError
 
         try:
+            if not pyarrow.parquet.read_metadata(path).num_rows:
+                return  # `datasets` cannot read an empty table
             table = load_dataset("parquet", data_files=str(path), split="train", streaming=True)
             for number, value in enumerate(table, start=1):
-                yield f"row {number}", number, value
+                yield f"row {number}", number, _plain(value)
         except (OSError, ValueError, DatasetGenerationError) as error:
             raise MedusaError(f"{path} is not a readable parquet file: {error}") from error
         return
     raise MedusaError(f"{path}: files of conversations are .jsonl, .ndjson, .json or .parquet")
 
 
-def _parse(line: str) -> Any:
+def _parse(line: bytes) -> Any:
     try:
-        return json.loads(line)
-    except ValueError as error:
+        return json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return _BadRow(f"not UTF-8: {error.reason} at byte {error.start + 1} of the line")
+    except (ValueError, RecursionError) as error:
         return _BadRow(f"not JSON: {error}")
+
+
+def _plain(value: Any) -> Any:
+    """A parquet value as JSON can hold it: times as text, and without what has none, such as bytes."""
+    if isinstance(value, dict):
+        return {str(key): _plain(part) for key, part in value.items() if _has_text(part)}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value if _has_text(part)]
+    if isinstance(value, datetime.date | datetime.time):  # a datetime is a date
+        return value.isoformat()
+    return str(value) if isinstance(value, datetime.timedelta | Decimal) else value
+
+
+def _has_text(value: Any) -> bool:
+    kinds = (str, bool, int, float, dict, list, tuple)
+    times = (datetime.date, datetime.time, datetime.timedelta, Decimal)
+    return value is None or isinstance(value, (*kinds, *times))
 
 
 def _normalise(value: Any, default_id: str) -> Row:
@@ -173,6 +202,12 @@ def _normalise(value: Any, default_id: str) -> Row:
         raise _BadRow(f'"finish" must hold "stop" or "length" for each of the {turns} assistant turns')
     for label in ("source", "category", "intent"):
         row[label] = None if row.get(label) is None else str(row[label])
+    try:
+        json.dumps(row, ensure_ascii=False).encode()  # what is written later must not fail there
+    except UnicodeEncodeError as error:
+        raise _BadRow(r"a text holds half of a character (a lone surrogate, \ud800 to \udfff)") from error
+    except RecursionError as error:
+        raise _BadRow("it is nested too deeply") from error
     return row
 
 
@@ -190,7 +225,7 @@ def _messages(value: Row) -> tuple[list[dict[str, str]], tuple[str, ...]]:
                 raise _BadRow(f"message {number} is not an object")
             role = turn.get(role_name, turn.get("role"))
             content = turn.get(content_name, turn.get("content"))
-            if role not in _ROLES:
+            if not isinstance(role, str) or role not in _ROLES:
                 raise _BadRow(
                     f"message {number} has the role {role!r}; known are {', '.join(sorted(_ROLES))}"
                 )

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import datetime
 import json
+from decimal import Decimal
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from datasets import Dataset
 from hypothesis import given
@@ -79,6 +83,12 @@ BAD = [
     {"messages": [{"role": r, "content": "hi"} for r in ("user", "assistant", "assistant")]},
     {"messages": [{"role": "user", "content": "hi"}], "finish": ["stop"]},
     {"messages": [{"role": r, "content": "hi"} for r in ("user", "assistant")], "finish": ["ended"]},
+    {"messages": [{"role": ["user"], "content": "hi"}]},
+    {"conversations": [{"from": {}, "value": "hi"}]},
+    {"prompt": "half a character: \ud83d"},
+    {"prompt": "hi", "id": "\udc00"},
+    {"prompt": "hi", "note": {"deep": ["\ud800"]}},
+    "[" * 100_000,
 ]
 
 
@@ -108,6 +118,8 @@ def test_over_one_percent_is_an_error_and_one_percent_is_not(tmp_path: Path) -> 
         ("a.jsonl", b"", "no rows"),
         ("a.json", b"{", "not valid JSON"),
         ("a.json", b"{}", "list of conversations"),
+        pytest.param("a.json", b"[" * 100_000, "not valid JSON", id="deep"),
+        ("a.json", b'["\xff"]', "not valid JSON"),
         ("a.parquet", b"not parquet at all", "not a readable parquet file"),
         ("a.csv", b"a,b", r"\.jsonl, \.ndjson"),
     ],
@@ -118,6 +130,50 @@ def test_unreadable_files(tmp_path: Path, name: str, content: bytes, words: str)
         load_conversations(tmp_path / name)
     with pytest.raises(MedusaError, match="no file at"):
         load_conversations(tmp_path / "absent.jsonl")
+
+
+def test_a_line_that_is_not_utf_8_is_a_malformed_row(tmp_path: Path) -> None:
+    good = json.dumps(GOOD).encode() + b"\n"
+    (tmp_path / "a.jsonl").write_bytes(good * 2 + b'{"prompt": "caf\xe9"}\n' + good)
+    said: list[str] = []
+    assert len(load_conversations(tmp_path / "a.jsonl", max_bad=1, log=said.append)) == 3
+    assert said[0].startswith(f"{tmp_path / 'a.jsonl'}:line 3: not UTF-8: ")
+
+
+def test_characters_that_only_look_like_line_ends_stay_in_their_row(tmp_path: Path) -> None:
+    text = "a\u2028b\x85c"
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"prompt": text}, ensure_ascii=False) + "\r\n", encoding="utf-8")
+    assert load_conversations(path)[0]["messages"][0]["content"] == text
+
+
+def test_parquet_fields_that_json_has_not_become_text_or_go(tmp_path: Path) -> None:
+    when = datetime.datetime(2024, 5, 6, 7, 8, 9)
+    values = [
+        {
+            "prompt": "hi",
+            "at": when,
+            "day": when.date(),
+            "took": datetime.timedelta(seconds=90),
+            "price": Decimal("1.50"),
+            "raw": b"\xff",
+            "nested": {"at": [when], "raw": b"\xff", "n": 1},
+        }
+    ]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(values), tmp_path / "a.parquet")
+    (row,) = load_conversations(tmp_path / "a.parquet")
+    assert (row["at"], row["day"]) == ("2024-05-06T07:08:09", "2024-05-06")
+    assert (row["took"], row["price"]) == ("0:01:30", "1.50")
+    assert row["nested"] == {"at": ["2024-05-06T07:08:09"], "n": 1}
+    assert "raw" not in row
+    assert json.loads(json.dumps(row)) == row
+
+
+def test_a_parquet_file_without_rows_says_so(tmp_path: Path) -> None:
+    table = pyarrow.Table.from_pylist([{"prompt": "hi"}])
+    pyarrow.parquet.write_table(table.slice(1), tmp_path / "a.parquet")
+    with pytest.raises(MedusaError, match="holds no rows"):
+        load_conversations(tmp_path / "a.parquet")
 
 
 @given(
