@@ -9,7 +9,6 @@ prompts, not perfect ones.
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import sys
@@ -28,6 +27,7 @@ from medusa.base import Base
 from medusa.data.backends import Backend
 from medusa.data.conversations import Row
 from medusa.data.filters import NearDuplicates, reject, words_of
+from medusa.data.prompts import packaged_prompts
 from medusa.data.rows import RowFile
 from medusa.data.shopping.products import load_catalogue
 from medusa.data.template import encode_prompt
@@ -156,14 +156,6 @@ def magpie(
             "base instruction-tuned, and is its chat template the right one?"
         )
     return counts
-
-
-def packaged_prompts() -> list[Row]:
-    """The prompts of the test split that a base wrote; none if the package has no such file."""
-    path = files("medusa.data.shopping") / "magpie_test.jsonl"
-    if not path.is_file():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
 @cache

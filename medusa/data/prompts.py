@@ -17,12 +17,13 @@ from medusa.data.shopping.conversation import INTENTS, make_conversation
 from medusa.data.shopping.general import make_general, tasks
 from medusa.data.shopping.products import load_catalogue
 from medusa.errors import MedusaError
-from medusa.files import atomic_folder, sha256_file, write_json
+from medusa.files import atomic_folder, read_json, sha256_file, write_json
 
 TEST_PER_INTENT = 7
 VALIDATION = 256
 _TEST_SEED = 20_240_613  # the test split never follows the user's seed: figures stay comparable
 _TRIES = 50
+_FILES = {"manifest.json", "train.jsonl", "validation.jsonl", "test.jsonl"}
 
 
 def make_prompts(
@@ -33,15 +34,17 @@ def make_prompts(
     general: float = 0.25,
     seed: int = 0,
 ) -> dict:
-    """Writes train.jsonl, validation.jsonl, test.jsonl and manifest.json to `out_dir`, replacing it.
+    """Writes train.jsonl, validation.jsonl, test.jsonl and manifest.json to `out_dir`, over those of an earlier call.
 
     train: number of training prompts, of which the share `general` is from outside shopping.
     validation: number of validation prompts, shopping only.
     Returns the manifest: {"format", "seed", "splits": {name: {"rows", "sha256", "by": {field: counts}}}}.
-    Raises MedusaError if the numbers make no sense or the grammar runs out of distinct prompts.
+    Raises MedusaError if the numbers make no sense, the grammar runs out of distinct prompts, or `out_dir` is a
+    file or holds anything that this function did not write.
     """
     if train < 1 or validation < 1 or not 0 <= general < 1:
         raise MedusaError("train and validation must be at least 1 and general in [0, 1); change them")
+    _check_replaceable(Path(out_dir))
     count = round(train * general)
     seen: set[str] = set()
     rows = _shopping("train", train - count, seed, seen) + _general(count, seed, seen)
@@ -63,6 +66,23 @@ def make_prompts(
     return manifest
 
 
+def _check_replaceable(folder: Path) -> None:
+    """The folder is replaced whole, so nothing but earlier prompts may be in it."""
+    if folder.exists() and not folder.is_dir():
+        raise MedusaError(f"{folder} is a file; give a folder for the prompts")
+    found = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if not found:
+        return
+    try:
+        manifest = read_json(folder / "manifest.json")
+    except MedusaError:
+        manifest = None
+    if not isinstance(manifest, dict) or "splits" not in manifest:
+        raise MedusaError(f"{folder} is not empty and holds no prompts of this kit; give another folder")
+    if others := sorted(found - _FILES):
+        raise MedusaError(f"{folder} also holds {others[0]}; move it away, or give another folder")
+
+
 def test_prompts() -> list[dict]:
     """The test split, always the same.
 
@@ -70,12 +90,16 @@ def test_prompts() -> list[dict]:
     of the list is balanced), then the packaged prompts that a base wrote.
     """
     rows = _shopping("test", TEST_PER_INTENT * len(INTENTS), _TEST_SEED, set())
-    written = files("medusa.data.shopping") / "magpie_test.jsonl"
-    if written.is_file():
-        rows += [
-            json.loads(line) for line in written.read_text(encoding="utf-8").splitlines() if line.strip()
-        ]
-    return rows
+    return rows + packaged_prompts()
+
+
+def packaged_prompts() -> list[dict]:
+    """The prompts of the test split that a base wrote; none if the package has no such file."""
+    path = files("medusa.data.shopping") / "magpie_test.jsonl"
+    if not path.is_file():
+        return []
+    # Not splitlines(), which also cuts at characters that JSON leaves as they are, such as U+2028.
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
 
 
 def fingerprint(messages: list[dict]) -> str:

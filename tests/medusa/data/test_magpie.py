@@ -11,7 +11,8 @@ import torch
 from medusa.base import Base, load_base
 from medusa.data.backends import EngineBackend
 from medusa.data.filters import NearDuplicates, reject
-from medusa.data.magpie import MagpieOptions, magpie, packaged_prompts
+from medusa.data.magpie import MagpieOptions, magpie
+from medusa.data.prompts import packaged_prompts
 from medusa.data.shopping.products import load_catalogue
 from medusa.errors import MedusaError
 from medusa.generation import Completion, Request

@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from medusa.data.prompts import TEST_PER_INTENT, fingerprint, make_prompts, test_prompts
+from medusa.data.prompts import TEST_PER_INTENT, fingerprint, make_prompts, packaged_prompts, test_prompts
 from medusa.data.shopping.conversation import INTENTS, LANGUAGES, make_conversation
 from medusa.data.shopping.general import general_grammar, make_general, tasks
 from medusa.data.shopping.grammar import Deck, Grammar, sentence_case, shopping_grammar, tidy
@@ -239,3 +239,30 @@ def test_sentence_case():
 
 def test_money():
     assert [money(5.0, "$"), money(5.49, "£"), money(1200.0, "€")] == ["$5", "£5.49", "1,200 €"]
+
+
+def test_a_folder_with_anything_else_in_it_is_not_replaced(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(MedusaError, match="file is a file; give a folder"):
+        make_prompts(tmp_path / "file", train=5)
+    with pytest.raises(MedusaError, match="holds no prompts of this kit; give another folder"):
+        make_prompts(tmp_path, train=5)
+    (tmp_path / "manifest.json").write_text('{"format": 1, "shards": []}')
+    with pytest.raises(MedusaError, match="holds no prompts of this kit; give another folder"):
+        make_prompts(tmp_path, train=5)
+    (tmp_path / "empty").mkdir()
+    for _ in range(2):
+        made = make_prompts(tmp_path / "empty", train=5, validation=2)
+    (tmp_path / "empty" / "answers.jsonl").write_text("mine")
+    with pytest.raises(MedusaError, match=r"also holds answers\.jsonl; move it away"):
+        make_prompts(tmp_path / "empty", train=6, validation=2)
+    assert (tmp_path / "file").read_text() == (tmp_path / "empty" / "answers.jsonl").read_text() == "mine"
+    assert json.loads((tmp_path / "empty" / "manifest.json").read_text()) == made
+
+
+def test_packaged_prompts_may_hold_any_character(monkeypatch, tmp_path):
+    rows = [{"id": "1", "text": "a\u2028b\x85c\x0cd"}, {"id": "2"}]
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    (tmp_path / "magpie_test.jsonl").write_text("".join(lines), encoding="utf-8")
+    monkeypatch.setattr("medusa.data.prompts.files", lambda package: tmp_path)
+    assert packaged_prompts() == rows
