@@ -24,7 +24,9 @@ from tqdm import tqdm
 from medusa.base import Base
 from medusa.data.backends import Backend
 from medusa.data.conversations import Row
+from medusa.data.interrupts import soft_sigterm, undisturbed
 from medusa.data.rows import RowFile
+from medusa.data.states import NoAnswers, StatesWriter
 from medusa.data.template import encode_prompt
 from medusa.errors import MedusaError
 from medusa.generation import Completion, Request
@@ -168,21 +170,21 @@ def distill(
         What was done.
 
     Raises:
-        MedusaError: ids repeat; `out` was made with another base or other settings; or is not such a file.
+        MedusaError: ids repeat; `out` was made with another base or other settings, or is not such a file;
+            `states_dir` holds something else; the disk is full.
+        KeyboardInterrupt, SystemExit: Ctrl-C, SIGTERM. Every answer and its states are saved by then.
     """
     sampling = sampling or Sampling()
     repeated = [name for name, count in Counter(row["id"] for row in prompts).items() if count > 1]
     if repeated:
         raise MedusaError(f"several prompts have the id {repeated[0]!r}; give each its own")
     made = {"fingerprint": base.fingerprints, "sampling": sampling.to_dict()}
-    with RowFile(out, made, fields=("id", "messages", "finish")) as file:
+    with soft_sigterm(), RowFile(out, made, fields=("id", "messages", "finish")) as file:
         done = {row["id"] for row in file.rows}
         todo = [row for row in prompts if row["id"] not in done]
         report = Distilled(rows=len(file.rows))
         states = None
         if states_dir is not None:
-            from medusa.data.states import StatesWriter
-
             states = StatesWriter(base, file.rows, Path(states_dir))
         began = time.perf_counter()
         want_hidden = states is not None and backend.gives_hidden
@@ -193,32 +195,45 @@ def distill(
             spent = token_budget is not None and earlier + report.tokens >= token_budget
             return spent or (seconds is not None and time.perf_counter() - began >= seconds)
 
+        def save() -> None:
+            with undisturbed():
+                file.sync()  # never states of answers that a power cut takes away
+                if states is not None:
+                    states.flush()
+
         answered = _answer(todo, base, backend, sampling, enough, report, want_hidden)
         begun = len(prompts) - len(todo)
         with (
             tqdm(total=len(prompts), initial=begun, unit=" conversations", disable=not progress) as bar,
             contextlib.ExitStack() as interrupted,
         ):
-            if states is not None:
-                interrupted.callback(states.flush)  # Ctrl-C loses no states
-                interrupted.callback(file.sync)  # first, as below
+            interrupted.callback(save)  # Ctrl-C and SIGTERM lose no states
             for conversation in answered:
                 row = conversation.to_row()
                 file.append(row)
                 if states is not None and states.add(row, conversation.answers):
-                    file.sync()  # never states of answers that a power cut takes away
-                    states.flush()
+                    save()
                 report.new += 1
                 report.rows += 1
                 report.seconds = time.perf_counter() - began
                 rate = f"{report.tokens:,} tokens, {report.tokens_per_second:,.0f} tokens/s"
                 bar.set_postfix_str(rate, refresh=False)
                 bar.update()
-    if report.skipped:
-        log(f"{report.skipped} prompts left no room for an answer in {backend.max_length} tokens: skipped")
-    if states is not None:
-        states.close(progress=progress)
+        if report.skipped:
+            log(
+                f"{report.skipped} prompts left no room for an answer in {backend.max_length} tokens: skipped"
+            )
+        if states is not None:
+            _finish(states, progress, log)
     return report
+
+
+def _finish(states: StatesWriter, progress: bool, log: Callable[[str], None]) -> None:
+    try:
+        states.close(progress=progress)
+    except NoAnswers:  # a part without prompts, or a budget that is spent: nothing is wrong
+        states.remove_if_empty()
+        log("no answers, so no hidden states either")
 
 
 def _answer(

@@ -16,7 +16,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from medusa.errors import MedusaError
-from medusa.files import read_json, write_json
+from medusa.files import clear_os_errors, read_json, write_json
 
 _SYNC_SECONDS = 5.0  # a power cut loses no more than this
 
@@ -24,6 +24,54 @@ _SYNC_SECONDS = 5.0  # a power cut loses no more than this
 def manifest_of(path: Path) -> Path:
     """Where it is said how a file's rows were made."""
     return path.with_name(path.name + ".manifest.json")
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a file of rows.
+
+    Raises:
+        MedusaError: there is none, or it is not one of this kit.
+    """
+    manifest = read_json(manifest_of(path))
+    if not isinstance(manifest, dict):
+        raise MedusaError(f"{manifest_of(path)} is not a manifest of this kit; give another file than {path}")
+    return manifest
+
+
+def parse_rows(content: bytes, path: Path, fields: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The rows of whole lines.
+
+    Args:
+        content: the lines.
+        path: names them in errors.
+        fields: what each row must have.
+
+    Raises:
+        MedusaError: a line is not such a row.
+    """
+    rows = []
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+        try:
+            row = json.loads(line)
+            if not isinstance(row, dict) or any(name not in row for name in fields):
+                raise ValueError(f"it needs {', '.join(fields)}")
+            if not isinstance(row.get("id", ""), str):
+                raise ValueError("its id must be text")
+            if "messages" in fields and not _are_messages(row["messages"]):
+                raise ValueError("its messages must be a list of roles and contents, both of them text")
+        except (ValueError, RecursionError) as error:
+            raise MedusaError(
+                f"{path}:{number} is not a row of this kit: {error}; mend that line, or give another file"
+            ) from error
+        rows.append(row)
+    return rows
+
+
+def _are_messages(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(message, dict) and all(isinstance(message.get(name), str) for name in ("role", "content"))
+        for message in value
+    )
 
 
 class RowFile:
@@ -45,43 +93,59 @@ class RowFile:
         self, path: Path | str, made: Mapping[str, Mapping[str, Any]], fields: tuple[str, ...] = ("id",)
     ):
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(f"{self.path}.lock")
         try:
-            self._lock.acquire(timeout=0)  # a killed process holds no lock
+            with clear_os_errors(self.path):
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._lock.acquire(timeout=0)  # a killed process holds no lock
         except Timeout as error:
             raise MedusaError(
                 f"another process is writing {self.path}; let it end, or give another file"
             ) from error
         try:
             self._check_manifest({"format": 1, **made})
-            self.rows = self._recover(fields)
+            with clear_os_errors(self.path):
+                self.rows = self._recover(fields)
+                # Without a buffer: a full disk would make closing the file fail once more.
+                self._file = open(self.path, "ab", buffering=0)
         except BaseException:
             self._lock.release()
             raise
-        self._file = open(self.path, "ab")
         self._synced = time.monotonic()
 
     def append(self, row: dict[str, Any]) -> None:
-        """Adds a row."""
-        self._file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-        self._file.flush()  # from here on a killed process loses nothing, only a power cut does
+        """Adds a row. Then a killed process no longer loses it, only a power cut does.
+
+        Raises:
+            MedusaError: the disk is full. The rows before this one stay.
+        """
+        line = memoryview(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        with clear_os_errors(self.path):
+            while line:
+                line = line[self._file.write(line) :]
         self.rows.append(row)
         if time.monotonic() - self._synced > _SYNC_SECONDS:
             self.sync()
 
     def sync(self) -> None:
-        """Makes all rows durable."""
-        os.fsync(self._file.fileno())
+        """Makes all rows durable.
+
+        Raises:
+            MedusaError: the disk is full.
+        """
+        with clear_os_errors(self.path):
+            os.fsync(self._file.fileno())
         self._synced = time.monotonic()
 
     def __enter__(self) -> RowFile:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.sync()
-        self._file.close()
-        self._lock.release()
+        try:
+            self.sync()
+        finally:
+            self._file.close()
+            self._lock.release()
 
     def _check_manifest(self, mine: dict[str, Any]) -> None:
         path = manifest_of(self.path)
@@ -92,7 +156,7 @@ class RowFile:
                 )
             write_json(path, mine)
             return
-        theirs = read_json(path)
+        theirs = read_manifest(self.path)
         differing = [
             f"{name}: {theirs.get(group, {}).get(name)} there, {value} now"
             for group, settings in mine.items()
@@ -115,15 +179,4 @@ class RowFile:
             if whole < len(content):
                 file.truncate(whole)
                 os.fsync(file.fileno())
-        rows = []
-        for number, line in enumerate(content[:whole].splitlines(), start=1):
-            try:
-                row = json.loads(line)
-                if not isinstance(row, dict) or any(name not in row for name in fields):
-                    raise ValueError(f"it needs {', '.join(fields)}")
-            except ValueError as error:
-                raise MedusaError(
-                    f"{self.path}:{number} is not a row of this kit: {error}; move the file away"
-                ) from error
-            rows.append(row)
-        return rows
+        return parse_rows(content[:whole], self.path, fields)

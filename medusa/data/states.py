@@ -13,25 +13,32 @@ on with what is missing.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from tqdm import tqdm
 
 from medusa.base import Base
 from medusa.data.conversations import Row, data_fingerprint, row_fingerprint
 from medusa.data.segments import Encoded, Segment, States, encode, join, run
+from medusa.data.shards import MANIFEST, TENSORS, open_shard, read_manifest
 from medusa.errors import MedusaError
-from medusa.files import atomic_file, read_json, sha256_json, write_json
+from medusa.files import atomic_file, clear_os_errors, sha256_json, write_json
 
 FORMAT = 1
-MANIFEST = "manifest.json"
 SHARD_TOKENS = 32_768  # answer tokens of a shard, about: what a killed build loses at most
+
+
+class NoAnswers(MedusaError):
+    """There are no hidden states to keep."""
+
+    def __init__(self) -> None:
+        super().__init__("no conversation holds an answer within the context; there is nothing to learn from")
 
 
 class StatesCache:
@@ -57,7 +64,7 @@ class StatesCache:
             raise MedusaError(
                 f"{path} holds no finished hidden-state cache; make it with `medusa data states`"
             )
-        manifest = read_json(self.path / MANIFEST)
+        manifest = read_manifest(self.path)
         if manifest.get("format") != FORMAT:
             raise MedusaError(f"{path} has format {manifest.get('format')}, not {FORMAT}; make it again")
         self.fingerprint: dict[str, str] = manifest["fingerprint"]
@@ -68,13 +75,14 @@ class StatesCache:
                     f"expected {value}); make the cache again with the one that is used now"
                 )
         self.hidden_size: int = manifest["hidden_size"]
-        self._shards = [_open_shard(self.path / shard["file"]) for shard in manifest["shards"]]
+        self._shards = [open_shard(self.path / shard["file"]) for shard in manifest["shards"]]
         self._offsets = [shard.get_tensor("offsets") for shard in self._shards]
         self._rows = [shard.get_tensor("conversations").tolist() for shard in self._shards]
         for shard, offsets in zip(manifest["shards"], self._offsets, strict=True):
             if len(offsets) != shard["segments"] + 1 or int(offsets[-1]) != shard["tokens"]:
                 raise MedusaError(
-                    f"{self.path / shard['file']} does not fit {MANIFEST}; make the cache again"
+                    f"{self.path / shard['file']} does not fit {MANIFEST}; remove that shard and make its "
+                    f"states again with `medusa data states`"
                 )
         self.lengths = torch.cat([offsets.diff() for offsets in self._offsets])
         self._places = [(n, s) for n, rows in enumerate(self._rows) for s in range(len(rows))]
@@ -104,7 +112,7 @@ class OnlineStates:
     The attributes are those of `StatesCache`.
 
     Raises:
-        MedusaError: the base said nothing in any of the conversations.
+        NoAnswers: the base said nothing in any of the conversations.
     """
 
     def __init__(
@@ -119,9 +127,7 @@ class OnlineStates:
         self._encoded = [encode(base, row, max_length) for row in conversations]
         self._places = [(row, s) for row, (_, spans) in enumerate(self._encoded) for s in range(len(spans))]
         if not self._places:
-            raise MedusaError(
-                "no conversation holds an answer within the context; there is nothing to learn from"
-            )
+            raise NoAnswers
         self.fingerprint = {**base.fingerprints, "data": data_fingerprint(conversations)}
         self.hidden_size = base.hidden_size
         spans = [self._encoded[row][1][s] for row, s in self._places]
@@ -158,8 +164,9 @@ def build_states(
         progress: show a progress bar.
 
     Raises:
-        MedusaError: `out` holds states of another base or of other conversations; the base said nothing in
-            any.
+        MedusaError: `out` holds states of another base or of other conversations, or something else; the disk
+            is full.
+        NoAnswers: the base said nothing in any.
     """
     writer = StatesWriter(
         base, conversations, Path(out), batch_tokens=batch_tokens, max_length=max_length, resume=resume
@@ -177,7 +184,8 @@ class StatesWriter:
         batch_tokens, max_length, resume: see `build_states`.
 
     Raises:
-        MedusaError: the base has no weights; `out` holds states of another base or of other conversations.
+        MedusaError: the base has no weights; `out` is no folder, or holds states of another base or of other
+            conversations, or something else.
     """
 
     def __init__(
@@ -196,7 +204,10 @@ class StatesWriter:
         self._batch_tokens, self._max_length = batch_tokens, max_length
         self._waiting: list[Segment] = []
         self._tokens = 0
-        out.mkdir(parents=True, exist_ok=True)
+        with clear_os_errors(out):
+            out.mkdir(parents=True, exist_ok=True)
+        if (out / MANIFEST).exists():
+            read_manifest(out)  # one that is not a cache's must not be written over
         if not resume:
             for file in [out / MANIFEST, *out.glob("shard-*.safetensors")]:
                 file.unlink(missing_ok=True)
@@ -231,11 +242,27 @@ class StatesWriter:
         Raises:
             MedusaError: it was made with another base or from other conversations.
         """
-        shard = _open_shard(path)
-        tensors = {name: shard.get_tensor(name) for name in ("hidden", "tokens", "offsets", "conversations")}
+        shard = self.check(path, first)
+        tensors = {name: shard.get_tensor(name) for name in TENSORS}
         tensors["conversations"] += first
-        self._check_identity(path, shard, tensors["conversations"].tolist())
         self._save(tensors)
+
+    def check(self, path: Path, first: int = 0) -> Any:
+        """Opens a shard whose row 0 is row `first` here.
+
+        Raises:
+            MedusaError: it is damaged, or was made with another base or from other conversations.
+        """
+        shard = open_shard(path)
+        rows = [row + first for row in shard.get_tensor("conversations").tolist()]
+        if not rows or max(rows) >= len(self._rows) or (shard.metadata() or {}) != self._identity(rows):
+            raise MedusaError(
+                f"{path} was made with another base or from other conversations; give another folder, or "
+                f"remove {path.parent}"
+            )
+        if not self._covered.isdisjoint(rows):
+            raise MedusaError(f"{path} holds states that another shard holds too; remove it")
+        return shard
 
     def flush(self) -> None:
         """Writes the segments that wait as one shard."""
@@ -252,14 +279,22 @@ class StatesWriter:
         self._waiting, self._tokens = [], 0
 
     def _save(self, tensors: dict[str, torch.Tensor]) -> None:
-        path = self._out / f"shard-{len(self._shards):05d}.safetensors"
+        number = len(self._shards)
+        # An earlier shard may be missing, and those after it must stay.
+        while (path := self._out / f"shard-{number:05d}.safetensors").exists():
+            number += 1
         rows = tensors["conversations"].tolist()
         with atomic_file(path) as temporary:
             save_file(tensors, temporary, metadata=self._identity(rows))
         self._note(path, rows, len(tensors["tokens"]))
 
     def close(self, *, progress: bool = True) -> StatesCache:
-        """Writes what waits, computes what is missing, and finishes the cache."""
+        """Writes what waits, computes what is missing, and finishes the cache.
+
+        Raises:
+            MedusaError: the disk is full.
+            NoAnswers: the base said nothing in any conversation.
+        """
         self.flush()
         missing = {}
         for number in sorted(set(range(len(self._rows))) - self._covered):
@@ -273,9 +308,7 @@ class StatesWriter:
                 self._waiting = [segment for row in sorted(found) for segment in found[row]]
                 self.flush()
         if not self._shards:
-            raise MedusaError(
-                "no conversation holds an answer within the context; there is nothing to learn from"
-            )
+            raise NoAnswers
         manifest = {
             "format": FORMAT,
             "fingerprint": {**self._base.fingerprints, "data": data_fingerprint(self._rows)},
@@ -286,6 +319,11 @@ class StatesWriter:
         write_json(self._out / MANIFEST, manifest)
         return StatesCache(self._out)
 
+    def remove_if_empty(self) -> None:
+        """Removes the folder if nothing was written into it."""
+        with contextlib.suppress(OSError):
+            self._out.rmdir()
+
     def _identity(self, rows: Iterable[int]) -> dict[str, str]:
         """What a shard was made from; safetensors' metadata are strings."""
         data = sha256_json([row_fingerprint(self._rows[row]) for row in sorted(set(rows))])
@@ -293,28 +331,13 @@ class StatesWriter:
 
     def _take_shard(self, path: Path) -> None:
         """Counts a shard of an earlier run in, if it was made from the same."""
-        shard = _open_shard(path)
+        shard = self.check(path)
         rows = shard.get_tensor("conversations").tolist()
-        self._check_identity(path, shard, rows)
         self._note(path, rows, shard.get_slice("tokens").get_shape()[0])
-
-    def _check_identity(self, path: Path, shard: Any, rows: list[int]) -> None:
-        if max(rows) >= len(self._rows) or (shard.metadata() or {}) != self._identity(rows):
-            raise MedusaError(
-                f"{path} was made with another base or from other conversations; give another folder, or "
-                f"remove {path.parent}"
-            )
 
     def _note(self, path: Path, rows: Sequence[int], tokens: int) -> None:
         self._covered |= set(rows)
         self._shards.append({"file": path.name, "segments": len(rows), "tokens": tokens})
-
-
-def _open_shard(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt")
-    except (OSError, SafetensorError) as error:
-        raise MedusaError(f"{path} is missing or damaged ({error}); make the cache again") from error
 
 
 def _parts(encoded: dict[int, Encoded]) -> Iterator[dict[int, Encoded]]:

@@ -312,3 +312,40 @@ def test_killed_at_any_moment_it_goes_on(base: Base, tmp_path: Path, monkeypatch
     unbroken = tmp_path / "unbroken.jsonl"
     distill(prompts(60), unbroken, base, backend, sampling=SAMPLING, progress=False)
     assert read(unbroken) == read(out)
+
+
+def test_sigterm_loses_no_states(base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ended(Watched):
+        def complete(self, requests: Iterable[Request | None]) -> Iterator[Completion]:
+            for number, completion in enumerate(super().complete(requests)):
+                if number == 12:
+                    signal.raise_signal(signal.SIGTERM)
+                yield completion
+
+    engine = EngineBackend(base, in_flight=4, max_length=256)
+    out, folder = tmp_path / "out.jsonl", tmp_path / "states"
+    where = {"out": out, "states_dir": folder, "sampling": SAMPLING, "progress": False}
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended:
+        distill(prompts(12), base=base, backend=Ended(engine), **where)
+    assert ended.value.code == 143
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert 1 < len(read(out)) < 12
+    computed: list[int] = []
+    run = states.run
+    monkeypatch.setattr(states, "run", lambda *words: computed.append(1) or run(*words))
+    distill(prompts(12), base=base, backend=engine, **where)
+    assert check_states(base, out, folder) == 24
+    assert not computed
+
+
+def test_no_answers_are_a_good_end_without_a_cache(base: Base, tmp_path: Path) -> None:
+    backend = EngineBackend(base, in_flight=2, max_length=256)
+    out, folder, said = tmp_path / "o.jsonl", tmp_path / "states", []
+    asked = {"states_dir": folder, "sampling": SAMPLING, "progress": False, "log": said.append}
+    assert distill([], out, base, backend, **asked).rows == 0
+    assert distill(prompts(3), out, base, backend, seconds=0, **asked).rows == 0
+    assert said == ["no answers, so no hidden states either"] * 2
+    assert not folder.exists()
+    assert distill(prompts(3), out, base, backend, **asked).rows == 3
+    assert StatesCache(folder, base.fingerprints).num_segments

@@ -9,7 +9,7 @@ import torch
 from medusa.base import Base
 from medusa.data import states
 from medusa.data.conversations import load_conversations
-from medusa.data.merge import merge
+from medusa.data.merge import Merged, merge
 from medusa.data.rows import RowFile, manifest_of
 from medusa.data.states import StatesWriter, build_states
 from medusa.errors import MedusaError
@@ -42,7 +42,9 @@ def test_states_are_copied_and_missing_ones_computed(
     ran: list[int] = []
     run = states.run
     monkeypatch.setattr(states, "run", lambda b, part, *words: ran.extend(part) or run(b, part, *words))
-    cache = merge(base, answers, caches, tmp_path / "all.jsonl", tmp_path / "all", progress=False)
+    merged = merge(base, answers, caches, tmp_path / "all.jsonl", tmp_path / "all", progress=False)
+    assert merged.rows == 20
+    cache = merged.cache
     assert ran == [14, 15, 16, 17, 18, 19]
     check(cache, expected(base, rows))
     assert [row["id"] for row in load_conversations(tmp_path / "all.jsonl")] == [row["id"] for row in rows]
@@ -68,6 +70,11 @@ def test_what_does_not_belong_together_is_an_error(base: Base, tmp_path: Path) -
         merge(make_base(tmp_path / "other", seed=1), answers, caches, **{**out, "out_states": tmp_path / "x"})
     with pytest.raises(MedusaError, match="cannot read"):
         merge(base, [tmp_path / "no.jsonl"], caches[:1], **{**out, "out_states": tmp_path / "y"})
+    with pytest.raises(MedusaError, match=f"no such folder of states: {tmp_path / 'absent'}"):
+        merge(base, answers, [caches[0], tmp_path / "absent"], **out)
+    with pytest.raises(MedusaError, match=r"b\.jsonl is there already; give another file"):
+        merge(base, answers, caches, **{**out, "out": answers[1]})
+    assert {path.name for path in tmp_path.iterdir() if path.name.startswith(("all", "x", "y", "."))} == set()
 
 
 def test_answers_of_another_base_are_not_joined(base: Base, tmp_path: Path) -> None:
@@ -89,6 +96,39 @@ def test_the_manifest_names_every_way_the_answers_were_made(base: Base, tmp_path
 
 def test_answers_alone(base: Base, tmp_path: Path) -> None:
     answers, _ = split(tmp_path, conversations(20), base)
-    assert merge(base, answers, None, tmp_path / "all.jsonl", None) is None
+    assert merge(base, answers, None, tmp_path / "all.jsonl", None) == Merged(20)
     assert len(load_conversations(tmp_path / "all.jsonl")) == 20
     assert manifest_of(tmp_path / "all.jsonl").read_text() == manifest_of(answers[0]).read_text()
+
+
+@pytest.mark.parametrize("line", ["5", '{"messages": []}', '{"id": 1, "messages": []}', '{"id": "1"}', "{"])
+def test_a_line_that_is_no_row_is_named(base: Base, tmp_path: Path, line: str) -> None:
+    answers, _ = split(tmp_path, conversations(20), base)
+    answers[0].write_text(answers[0].read_text() + line + "\n")
+    with pytest.raises(MedusaError, match=r"a\.jsonl:10 is not a row"):
+        merge(base, answers, None, tmp_path / "all.jsonl", None)
+    assert not (tmp_path / "all.jsonl").exists()
+
+
+def test_damaged_states_are_found_before_anything_is_written(base: Base, tmp_path: Path) -> None:
+    answers, caches = split(tmp_path, conversations(20), base)
+    shard = next(caches[1].glob("shard-*"))
+    shard.write_bytes(shard.read_bytes()[:-10])
+    with pytest.raises(MedusaError, match=f"{shard} is missing or damaged"):
+        merge(base, answers, caches, tmp_path / "all.jsonl", tmp_path / "all", progress=False)
+    assert not list(tmp_path.glob("*all*"))
+
+
+def test_a_part_without_answers_needs_no_states(base: Base, tmp_path: Path) -> None:
+    answers, caches = split(tmp_path, conversations(20), base)
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    write_json(manifest_of(empty), read_json(manifest_of(answers[0])))
+    parts, folders = [empty, *answers], [tmp_path / "absent", *caches]
+    merged = merge(base, parts, folders, tmp_path / "all.jsonl", tmp_path / "all", progress=False)
+    assert merged.cache is not None
+    check(merged.cache, expected(base, conversations(20)))
+    nothing = merge(base, [empty], [tmp_path / "absent"], tmp_path / "none.jsonl", tmp_path / "none")
+    assert nothing == Merged(0)
+    assert (tmp_path / "none.jsonl").read_bytes() == b""
+    assert not (tmp_path / "none").exists()

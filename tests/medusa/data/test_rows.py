@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medusa.data.rows import RowFile
+from medusa.data.rows import RowFile, parse_rows
 from medusa.errors import MedusaError
 
 MADE = {"fingerprint": {"base": "b"}, "sampling": {"seed": 0, "temperature": [0.7, 1.0]}}
@@ -61,7 +61,9 @@ def test_a_file_of_unknown_origin_is_not_added_to(tmp_path: Path) -> None:
     assert (tmp_path / "a.jsonl").read_text() == '{"id": "1"}\n'
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"text": "no id"}'])
+@pytest.mark.parametrize(
+    "line", ["{", "[]", "5", '{"text": "no id"}', '{"id": 5}', "[" * 100_000], ids=range(6)
+)
 def test_a_whole_line_that_is_no_row_is_an_error(tmp_path: Path, line: str) -> None:
     with RowFile(tmp_path / "a.jsonl", MADE) as file:
         file.append({"id": "1"})
@@ -84,3 +86,37 @@ def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
         said = subprocess.run(words, capture_output=True, text=True, env=environment, check=True).stdout
         assert "another process is writing" in said
     assert not subprocess.run(words, capture_output=True, text=True, env=environment, check=True).stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs a device that is always full")
+def test_a_full_disk_is_one_clear_error_and_the_rows_before_stay(tmp_path: Path) -> None:
+    with RowFile(tmp_path / "a.jsonl", MADE) as file:
+        file.append({"id": "1"})
+        whole, file._file = file._file, open("/dev/full", "ab", buffering=0)
+        try:
+            with pytest.raises(MedusaError, match=r"a\.jsonl: No space left on device; free space"):
+                file.append({"id": "2"})
+        finally:
+            file._file.close()
+            file._file = whole
+    with RowFile(tmp_path / "a.jsonl", MADE) as file:
+        assert file.rows == [{"id": "1"}]
+
+
+def test_a_place_that_cannot_be_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(MedusaError, match=r"cannot write .*a\.jsonl: .*file: .*; choose another place"):
+        RowFile(tmp_path / "file" / "a.jsonl", MADE)
+
+
+@pytest.mark.parametrize("messages", [5, [5], [{"role": "user"}], [{"role": "user", "content": None}]])
+def test_messages_that_are_none_are_named_by_their_line(messages: object) -> None:
+    content = json.dumps({"id": "1", "messages": messages}).encode() + b"\n"
+    with pytest.raises(MedusaError, match=r"a\.jsonl:1 .*list of roles and contents.*mend that line"):
+        parse_rows(content, Path("a.jsonl"), ("id", "messages"))
+
+
+def test_a_manifest_of_something_else_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.manifest.json").write_text("[]")
+    with pytest.raises(MedusaError, match=r"a\.jsonl\.manifest\.json is not a manifest"):
+        RowFile(tmp_path / "a.jsonl", MADE)

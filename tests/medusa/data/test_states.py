@@ -178,14 +178,48 @@ def test_damage_is_an_error(base: Base, tmp_path: Path, small_shards: None) -> N
     shard = folder / "shard-00001.safetensors"
     content = shard.read_bytes()
     shard.write_bytes(content[:-100])
-    with pytest.raises(MedusaError, match="missing or damaged"):
+    with pytest.raises(MedusaError, match=r"shard-00001.* is missing or damaged .*remove that file"):
         StatesCache(folder)
     shard.write_bytes((folder / "shard-00000.safetensors").read_bytes())
-    with pytest.raises(MedusaError, match="does not fit"):
+    with pytest.raises(MedusaError, match=r"shard-00001.* does not fit manifest\.json; remove that shard"):
         StatesCache(folder)
+    with pytest.raises(MedusaError, match=r"shard-00001.* another shard holds too; remove it"):
+        build_states(base, conversations(8), folder, progress=False)
     shard.unlink()
     with pytest.raises(MedusaError, match="missing or damaged"):
         StatesCache(folder)
+
+
+def test_a_missing_shard_is_made_again_and_the_others_stay(
+    base: Base, tmp_path: Path, small_shards: None
+) -> None:
+    rows, folder = conversations(16), tmp_path / "states"
+    build_states(base, rows, folder, progress=False)
+    (folder / "shard-00001.safetensors").unlink()
+    kept = {file: file.stat().st_mtime_ns for file in folder.glob("shard-*")}
+    assert len(kept) >= 2
+    cache = build_states(base, rows, folder, progress=False)
+    assert kept == {file: file.stat().st_mtime_ns for file in kept}
+    got, wanted = cache.get(range(cache.num_segments)), expected(base, rows)
+    assert sorted(got.rows) == [row for row, _, _ in wanted]
+    assert cache.num_tokens == sum(len(tokens) for _, tokens, _ in wanted)
+
+
+def test_a_folder_of_something_else_is_left_alone(base: Base, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(MedusaError, match="cannot write .*file: .*; choose another place"):
+        build_states(base, conversations(2), tmp_path / "file", progress=False)
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text('{"format": 1, "splits": {}}')
+    with pytest.raises(
+        MedusaError, match=r"manifest\.json is not a hidden-state cache's; give another folder"
+    ):
+        build_states(base, conversations(2), tmp_path, progress=False)
+    with pytest.raises(
+        MedusaError, match=r"manifest\.json is not a hidden-state cache's; give another folder"
+    ):
+        StatesCache(tmp_path)
+    assert manifest.read_text() == '{"format": 1, "splits": {}}'
 
 
 def test_states_from_decoding_are_kept_and_missing_ones_computed(
