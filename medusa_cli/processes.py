@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 GRACE_SECONDS = 30  # what an interrupted process gets to save its work
@@ -31,7 +33,8 @@ def run_together(wanted: Sequence[Child]) -> list[int]:
     """Runs processes at the same time until all have ended, or one has failed: then the others are interrupted.
 
     An interruption of this process (Ctrl-C, SIGINT) is passed on, and they get `GRACE_SECONDS` to save their work.
-    SIGTERM ends them and this process.
+    SIGTERM is passed on as well, and then ends this process. Where the system can (Linux), a SIGKILL of this process
+    is a SIGTERM for them.
 
     Returns:
         Each one's exit code; 130 for all after an interruption.
@@ -39,12 +42,13 @@ def run_together(wanted: Sequence[Child]) -> list[int]:
     children: list[subprocess.Popen] = []
 
     def stop(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not cut short what they get to save
         raise SystemExit(128 + number)
 
     previous = signal.signal(signal.SIGTERM, stop)
     try:
         for child in wanted:
-            children.append(subprocess.Popen(child.command, env={**os.environ, **child.environment}))
+            children.append(_start(child))
             if child.cores is not None and hasattr(os, "sched_setaffinity"):
                 os.sched_setaffinity(children[-1].pid, child.cores)
         while any(child.poll() is None for child in children):
@@ -64,6 +68,26 @@ def run_together(wanted: Sequence[Child]) -> list[int]:
                 child.terminate()
         _reap(children)
         signal.signal(signal.SIGTERM, previous)
+
+
+def _start(child: Child) -> subprocess.Popen:
+    environment = {**os.environ, **child.environment}
+    return subprocess.Popen(child.command, env=environment, preexec_fn=_end_with_parent())
+
+
+def _end_with_parent() -> Callable[[], None] | None:
+    """What a new process runs before its program, so that the system ends it with this one."""
+    if not sys.platform.startswith("linux"):
+        return None
+    # Loaded here: between fork and exec as little as possible may happen.
+    libc, parent, pr_set_pdeathsig = ctypes.CDLL(None), os.getpid(), 1
+
+    def bind() -> None:
+        libc.prctl(pr_set_pdeathsig, signal.SIGTERM)
+        if os.getppid() != parent:  # it is gone already
+            os._exit(128 + signal.SIGTERM)
+
+    return bind
 
 
 def _interrupt(children: Sequence[subprocess.Popen]) -> None:

@@ -64,3 +64,35 @@ def test_a_signal_ends_all(tmp_path: Path, number: signal.Signals, code: int) ->
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
+
+
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="only Linux tells a process of its parent's end"
+)
+def test_children_of_a_killed_parent_save_and_end(tmp_path: Path) -> None:
+    child = tmp_path / "child.py"
+    child.write_text(
+        "import os, pathlib, signal, sys, time\n"
+        "me = str(os.getpid())\n"
+        "def stop(number, frame):\n"
+        "    pathlib.Path('saved-' + me).touch()\n"
+        "    sys.exit(143)\n"
+        "signal.signal(signal.SIGTERM, stop)\n"
+        "pathlib.Path('began-' + me).touch()\n"
+        "time.sleep(120)\n"
+    )
+    parent = script(
+        "import sys; from medusa_cli.processes import Child, run_together; "
+        f"run_together([Child([sys.executable, {str(child)!r}])] * 2)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen(parent, cwd=tmp_path, env=environment)
+    until = time.monotonic() + 60
+    while len(list(tmp_path.glob("began-*"))) < 2:
+        assert time.monotonic() < until, "the children did not start"
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    while len(list(tmp_path.glob("saved-*"))) < 2:
+        assert time.monotonic() < until, "the children were left alone"
+        time.sleep(0.05)
