@@ -144,12 +144,12 @@ def distill(
     from medusa.data.distill import Sampling
     from medusa.data.distill import distill as run
     from medusa_cli.session import open_base
-    from medusa_cli.workers import join_parts, parts_of, run_parts
+    from medusa_cli.workers import already_made, join_parts, joining, run_parts
 
     if workers > 1:
         if part is not None:
             raise MedusaError("--workers and --part cannot both be given: a part is one worker's share")
-        if out.exists() and not parts_of(out).exists():
+        if already_made(base, out, states):
             notes.print(f"{out} is there already; name another file to make more", soft_wrap=True)
             return
         asked: dict[str, object] = {
@@ -168,7 +168,8 @@ def distill(
         }
         words = [word for name, value in asked.items() if value is not None for word in (name, str(value))]
         words += ["--temperature", *map(str, temperature), *map(str, prompts)]
-        run_parts(words, workers, out, states is not None)
+        if not joining(out, states):
+            run_parts(words, workers, out, states is not None)
         join_parts(open_base(base, dtype), out, states)
         return
     sampling = Sampling(max_new_tokens, greedy_share, temperature, top_p, seed)
@@ -216,20 +217,17 @@ def merge(
 ) -> None:
     """Join the answers, and hidden states, of several runs into one; of runs that were cut off too."""
     from medusa.data.merge import merge as run
-    from medusa.files import atomic_folder
     from medusa_cli.session import open_base
 
     if (states is None) != (out_states is None):
         raise MedusaError("--states and --out-states belong together: give both or neither")
-    opened = open_base(base, dtype)
-    if out_states is None:
-        run(opened, answers, None, out, None)
-        return
-    if out_states.exists():
-        raise MedusaError(f"{out_states} is there already; give another folder")
-    with atomic_folder(out_states) as temporary:
-        cache = run(opened, answers, states, out, temporary)
-        notes.print(f"{cache.num_segments:,} answers, {cache.num_tokens:,} tokens", soft_wrap=True)
+    merged = run(open_base(base, dtype), answers, states, out, out_states)
+    text = f"{merged.rows:,} conversations in {out}"
+    if merged.cache is not None:
+        text += f"; {merged.cache.num_segments:,} answers, {merged.cache.num_tokens:,} tokens in {out_states}"
+    elif out_states is not None:
+        text += "; no answers, so no hidden states either"
+    notes.print(text, soft_wrap=True)
 
 
 STATES_EXAMPLES = examples("medusa data states data/train.jsonl --base smollm2-135m --out data/states")

@@ -140,3 +140,30 @@ def test_too_many_bad_rows_are_an_error_with_line_numbers(loop, prompts, tmp_pat
     prompts.write_text(prompts.read_text() + "{broken\n")
     with pytest.raises(MedusaError, match="line 4"):
         run("data", "distill", prompts, "--base", loop.base, "--out", tmp_path / "x.jsonl")
+
+
+def test_a_worker_without_prompts_and_a_spent_budget_end_well(loop, prompts, tmp_path):
+    asked = ("data", "distill", prompts, "--base", loop.base, "--dtype", "float32", "--backend", "engine")
+    none = (*asked, "--out", tmp_path / "none.jsonl", "--states", tmp_path / "none", "--time-budget", 0)
+    assert "no answers, so no hidden states" in run(*none)
+    assert not (tmp_path / "none").exists()
+
+    out, states = tmp_path / "o.jsonl", tmp_path / "o"
+    one = (*asked, "--limit", 1, "--max-new-tokens", 5, "--workers", 2, "--out", out, "--states", states)
+    run(*one)
+    assert len(out.read_text().splitlines()) == 1
+    assert StatesCache(states).num_segments == 1
+    assert "is there already" in run(*one)
+    shutil.rmtree(states)
+    with pytest.raises(
+        MedusaError, match=r"does not hold its hidden states; make them with `medusa data states"
+    ):
+        run(*one)
+
+
+def test_merge_says_how_many_conversations(loop, prompts, tmp_path):
+    base = ("--base", loop.base, "--dtype", "float32")
+    words = ("--backend", "engine", "--max-new-tokens", 5, "--out", tmp_path / "a.jsonl")
+    run("data", "distill", prompts, *base, *words)
+    shown = run("data", "merge", tmp_path / "a.jsonl", *base, "--out", tmp_path / "all.jsonl")
+    assert f"3 conversations in {tmp_path / 'all.jsonl'}" in shown
