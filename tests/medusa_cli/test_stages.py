@@ -23,7 +23,7 @@ def tidy(
 ) -> Stage:
     """Pretty-prints one JSON file into another: a stage that reads, writes, and fails on bad input."""
     out = folder / f"{name}.out"
-    return Stage(name, name, ("json.tool", str(folder / source), str(out)), (out,), settings, after)
+    return Stage(name, name, ("json.tool", str(folder / source), str(out)), (out,), settings, after=after)
 
 
 @pytest.fixture
