@@ -9,6 +9,7 @@ is dropped.
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import sys
 import time
@@ -58,8 +59,10 @@ class Sampling:
             raise MedusaError(f"max_new_tokens must be at least 1, not {self.max_new_tokens}")
         if not 0 <= self.greedy_share <= 1:
             raise MedusaError(f"greedy_share must lie between 0 and 1, not {self.greedy_share}")
-        if not 0 < low <= high:
-            raise MedusaError(f"temperature must be (low, high) with 0 < low <= high, not {self.temperature}")
+        if not 0 < low <= high < math.inf:
+            raise MedusaError(
+                f"temperature must be (low, high), 0 < low <= high, both finite, not {self.temperature}"
+            )
         if not 0 < self.top_p <= 1:
             raise MedusaError(f"top_p must lie in (0, 1], not {self.top_p}")
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from tqdm import tqdm
 
@@ -67,14 +68,20 @@ class StatesCache:
         manifest = read_manifest(self.path)
         if manifest.get("format") != FORMAT:
             raise MedusaError(f"{path} has format {manifest.get('format')}, not {FORMAT}; make it again")
-        self.fingerprint: dict[str, str] = manifest["fingerprint"]
-        for part, value in (expect or {}).items():
-            if self.fingerprint.get(part) != value:
-                raise MedusaError(
-                    f"{path} was made with another {part} (fingerprint {self.fingerprint.get(part)}, "
-                    f"expected {value}); make the cache again with the one that is used now"
-                )
+        try:
+            self._open(manifest)
+        except (KeyError, TypeError, IndexError, SafetensorError) as error:
+            raise MedusaError(
+                f"{path}: {MANIFEST} and the shards are not a whole cache ({error!r}); remove the folder and make it "
+                "again"
+            ) from error
+        self._check(expect)
+
+    def _open(self, manifest: dict[str, Any]) -> None:
+        self.fingerprint: dict[str, str] = dict(manifest["fingerprint"])
         self.hidden_size: int = manifest["hidden_size"]
+        if not manifest["shards"]:
+            raise KeyError("shards")
         self._shards = [open_shard(self.path / shard["file"]) for shard in manifest["shards"]]
         self._offsets = [shard.get_tensor("offsets") for shard in self._shards]
         self._rows = [shard.get_tensor("conversations").tolist() for shard in self._shards]
@@ -87,6 +94,14 @@ class StatesCache:
         self.lengths = torch.cat([offsets.diff() for offsets in self._offsets])
         self._places = [(n, s) for n, rows in enumerate(self._rows) for s in range(len(rows))]
         self.num_segments, self.num_tokens = len(self._places), int(self.lengths.sum())
+
+    def _check(self, expect: dict[str, str] | None) -> None:
+        for part, value in (expect or {}).items():
+            if self.fingerprint.get(part) != value:
+                raise MedusaError(
+                    f"{self.path} was made with another {part} (fingerprint {self.fingerprint.get(part)}, "
+                    f"expected {value}); make the cache again with the one that is used now"
+                )
 
     def get(self, segment_ids: Sequence[int]) -> States:
         """Reads segments, in the order asked for."""

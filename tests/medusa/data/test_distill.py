@@ -183,6 +183,7 @@ def test_repeated_ids_are_an_error(base: Base, tmp_path: Path) -> None:
         {"greedy_share": 1.1},
         {"temperature": (1.0, 0.5)},
         {"temperature": (0, 1)},
+        {"temperature": (1.0, float("inf"))},
         {"top_p": 0},
     ],
 )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from safetensors import safe_open
 from medusa.base import Base
 from medusa.data import states
 from medusa.data.conversations import data_fingerprint
-from medusa.data.states import OnlineStates, StatesCache, StatesWriter, build_states
+from medusa.data.states import MANIFEST, OnlineStates, StatesCache, StatesWriter, build_states
 from medusa.data.template import encode_conversation
 from medusa.errors import MedusaError
 from tests.medusa.data.bases import make_base
@@ -292,3 +293,21 @@ def test_shards_hold_what_the_format_says(base: Base, tmp_path: Path) -> None:
     }
     assert found["hidden"].shape == (len(found["tokens"]), 32)
     assert len(found["offsets"]) == len(found["conversations"]) + 1
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda manifest: manifest.pop("fingerprint"),
+        lambda manifest: manifest.update(shards=[]),
+        lambda manifest: manifest.update(shards=[{}]),
+        lambda manifest: manifest.update(shards=7),
+    ],
+)
+def test_a_manifest_that_is_not_whole(base: Base, tmp_path: Path, spoil) -> None:
+    build_states(base, conversations(4), tmp_path / "states", progress=False)
+    manifest = json.loads((tmp_path / "states" / MANIFEST).read_text())
+    spoil(manifest)
+    (tmp_path / "states" / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(MedusaError, match="not a whole cache"):
+        StatesCache(tmp_path / "states")
