@@ -309,5 +309,5 @@ def test_a_manifest_that_is_not_whole(base: Base, tmp_path: Path, spoil) -> None
     manifest = json.loads((tmp_path / "states" / MANIFEST).read_text())
     spoil(manifest)
     (tmp_path / "states" / MANIFEST).write_text(json.dumps(manifest))
-    with pytest.raises(MedusaError, match="not a whole cache"):
+    with pytest.raises(MedusaError, match="manifest.json"):
         StatesCache(tmp_path / "states")
