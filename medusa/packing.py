@@ -1,8 +1,9 @@
 """Weights laid out for a step's shape: few rows against a large matrix, in float32 on a CPU.
 
-The default float32 matrix product of a CPU is tuned for one row or for many. Between 2 and 48 rows, which is what a
-tree step and a batch are, oneDNN's kernels over weights reordered once are up to twice as fast (measured in
-`benchmarks/NOTES.md`). This costs a second copy of the weights. In bfloat16 and on accelerators nothing changes.
+The default float32 matrix product of a CPU is tuned for one row on one thread, or for many rows. From 2 rows on, which
+is what a tree step and a batch are, and at one row on several threads, which is plain decoding, oneDNN's kernels over
+weights reordered once are up to twice as fast, and no slower for hundreds of rows (measured in `benchmarks/NOTES.md`).
+This costs a second copy of the weights. In bfloat16 and on accelerators nothing changes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ class PackedLinear(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """[..., in] -> [..., out]."""
         rows = input.numel() // self.in_features
-        if FEWEST <= rows <= MOST and not torch.is_grad_enabled():
+        # One row: with one thread the default product reads memory as fast, with several it does not.
+        few = FEWEST if torch.get_num_threads() == 1 else 1
+        if few <= rows <= MOST and not torch.is_grad_enabled():
             return torch.ops.mkldnn._linear_pointwise(input, self.packed, self.bias, "none", [], "")
         return F.linear(input, self.weight, self.bias)
 

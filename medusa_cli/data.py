@@ -126,7 +126,7 @@ def distill(
         int | None, typer.Option(min=1, help="Begin nothing after so many tokens.")
     ] = None,
     time_budget: Annotated[
-        float | None, typer.Option(min=0, metavar="MINUTES", help="Begin nothing after so many minutes.")
+        float | None, typer.Option(min=0, metavar="MINUTES", help="Begin no answer after so many minutes.")
     ] = None,
     workers: Annotated[
         int, typer.Option(min=1, help="Processes side by side, the processor's cores shared out to them.")

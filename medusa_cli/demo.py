@@ -103,7 +103,9 @@ def demo_stages(recipe: DemoRecipe, recipes: Path, folder: Path) -> list[Stage]:
             after=data,
         )
     )
-    held_out = ("--greedy-share", 1.0, "--limit", asked.validation)
+    held_out: tuple[object, ...] = ("--greedy-share", 1.0, "--limit", asked.validation)
+    if asked.validation_minutes is not None:
+        held_out += ("--time-budget", asked.validation_minutes)
     words = (*answers, *held_out, "--out", folder / "validation.jsonl", "--states", validation)
     stages.append(
         Stage(

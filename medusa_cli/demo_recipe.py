@@ -36,6 +36,7 @@ class Answers(_Section):
     workers: int = Field(2, ge=1, description="processes that answer side by side")
     in_flight: int = Field(48, ge=1, description="conversations that each of them decodes together")
     max_length: int = Field(512, ge=2, description="most tokens of a whole conversation")
+    validation_minutes: float | None = Field(None, gt=0, description="the same, for the validation prompts")
     validation: int = Field(64, ge=1, description="validation prompts, answered greedily")
 
 

@@ -162,7 +162,7 @@ def distill(
         sampling: how; None: the defaults.
         token_budget: no conversation is begun once the answers in `out` have this many tokens together; None:
             all prompts.
-        seconds: no conversation is begun after so long in this call.
+        seconds: neither a conversation nor a further turn is begun after so long in this call.
         states_dir: also write the hidden-state cache there (see `medusa.data.states`): from the decoding
             itself where the backend gives hidden states, else by running the base over the answers at the
             end.
@@ -193,10 +193,12 @@ def distill(
         want_hidden = states is not None and backend.gives_hidden
         earlier = sum(sum(row.get("tokens", ())) for row in file.rows)
 
+        def late() -> bool:
+            return seconds is not None and time.perf_counter() - began >= seconds
+
         def enough() -> bool:
-            """Whether to begin nothing more."""
-            spent = token_budget is not None and earlier + report.tokens >= token_budget
-            return spent or (seconds is not None and time.perf_counter() - began >= seconds)
+            """Whether to begin no further conversation."""
+            return late() or (token_budget is not None and earlier + report.tokens >= token_budget)
 
         def save() -> None:
             with undisturbed():
@@ -204,7 +206,7 @@ def distill(
                 if states is not None:
                     states.flush()
 
-        answered = _answer(todo, base, backend, sampling, enough, report, want_hidden)
+        answered = _answer(todo, base, backend, sampling, enough, late, report, want_hidden)
         begun = len(prompts) - len(todo)
         with (
             tqdm(total=len(prompts), initial=begun, unit=" conversations", disable=not progress) as bar,
@@ -245,6 +247,7 @@ def _answer(
     backend: Backend,
     sampling: Sampling,
     enough: Callable[[], bool],
+    late: Callable[[], bool],
     report: Distilled,
     want_hidden: bool,
 ) -> Iterator[_Conversation]:
@@ -295,7 +298,8 @@ def _answer(
         conversation: _Conversation = completion.key
         conversation.answer(completion)
         report.tokens += len(completion.token_ids)
-        following = request(conversation)
+        # When time is up an open conversation ends with this turn: its others could take as long again.
+        following = None if late() else request(conversation)
         if following is not None:
             ready.append(following)
         else:

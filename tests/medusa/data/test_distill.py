@@ -150,6 +150,21 @@ def test_a_token_budget_counts_earlier_runs_and_a_time_budget_ends_it_too(base: 
     assert distill(prompts(40), tmp_path / "o.jsonl", base, backend, seconds=600, **asked).rows == 40
 
 
+def test_when_time_is_up_open_conversations_end_with_the_turn_they_are_in(
+    base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(10_000))  # a second for each look at it
+    monkeypatch.setattr("medusa.data.distill.time.perf_counter", lambda: float(next(clock)))
+    user = {"role": "user", "content": "which kettle?"}
+    rows = [{"id": str(number), "messages": [user] * 6} for number in range(4)]
+    backend = EngineBackend(base, in_flight=1, max_length=500)
+    distill(rows, tmp_path / "o.jsonl", base, backend, sampling=SAMPLING, seconds=4, progress=False)
+    (row,) = read(tmp_path / "o.jsonl").values()
+    answered = len(row["finish"])
+    assert 1 <= answered < 6
+    assert len(row["messages"]) == 2 * answered
+
+
 def test_prompts_that_leave_no_room_are_counted_and_long_conversations_end_early(
     base: Base, tmp_path: Path
 ) -> None:
