@@ -261,7 +261,7 @@ def test_command_line_from_end_to_end(small, tmp_path, capsys):
         (["--dtype", "int3"], "--dtype"),
         (["--device", "toaster"], "--device toaster cannot be used here"),
         (["--device", "meta"], "--device meta cannot be used here"),
-        (["--vllm-url", "nonsense"], "--vllm-url nonsense is no address"),
+        (["--peers", "vllm", "--vllm-url", "nonsense"], "--vllm-url nonsense is no address"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(small, tmp_path, capsys, more, message):
