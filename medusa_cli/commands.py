@@ -29,7 +29,7 @@ app = typer.Typer(
 
 TRAIN_EXAMPLES = examples(
     "medusa train --recipe recipes/smollm2-135m-hydra.yaml --out runs/mine",
-    "medusa train --recipe recipes/smollm2-135m-hydra.yaml --out runs/mine --resume training.epochs=8",
+    "medusa train --recipe recipes/smollm2-135m-hydra.yaml --out runs/mine --resume",
 )
 _TRY, _MAKE, _HERE = "Decode", "Make heads, one step at a time", "This machine"
 app.command("chat", rich_help_panel=_TRY, epilog=chat.EXAMPLES)(chat.chat)
