@@ -60,7 +60,7 @@ def resolve(dtype: Dtype, device: str) -> tuple[str, str]:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         torch.zeros(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError) as error:
         raise MedusaError(f"--device {device} cannot be used here: {str(error).splitlines()[0]}") from error
     if dtype is Dtype.auto:
         return ("bfloat16" if native_bf16(device) else "float32"), device

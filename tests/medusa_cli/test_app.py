@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -168,7 +169,9 @@ def test_input_that_is_not_utf8_is_bad_input():
     assert b"standard input is not UTF-8 text (byte 2)" in result.stderr
 
 
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
+@pytest.mark.skipif(
+    not Path("/dev/full").is_char_device(), reason="only Linux has a device that is always full"
+)
 def test_a_full_disk_under_the_output_is_one_line():
     with open("/dev/full", "w") as full:
         result = subprocess.run(

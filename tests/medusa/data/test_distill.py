@@ -248,6 +248,18 @@ def test_states_come_with_the_answers(base: Base, tmp_path: Path, monkeypatch: p
     assert len(list(folder.glob("shard-*"))) > 1
 
 
+def check_that_it_goes_on(
+    base: Base, engine: EngineBackend, where: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs again what was interrupted: all 24 answers are there, and no state had to be computed a second time."""
+    computed: list[int] = []
+    run = states.run
+    monkeypatch.setattr(states, "run", lambda *words: computed.append(1) or run(*words))
+    distill(prompts(12), base=base, backend=engine, **where)
+    assert check_states(base, where["out"], where["states_dir"]) == 24
+    assert not computed
+
+
 def test_ctrl_c_loses_no_states(base: Base, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Interrupted(Watched):
         def complete(self, requests: Iterable[Request | None]) -> Iterator[Completion]:
@@ -262,12 +274,7 @@ def test_ctrl_c_loses_no_states(base: Base, tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(KeyboardInterrupt):
         distill(prompts(12), base=base, backend=Interrupted(engine), **where)
     assert 1 < len(read(out)) < 12
-    computed: list[int] = []
-    run = states.run
-    monkeypatch.setattr(states, "run", lambda *words: computed.append(1) or run(*words))
-    distill(prompts(12), base=base, backend=engine, **where)
-    assert check_states(base, out, folder) == 24
-    assert not computed
+    check_that_it_goes_on(base, engine, where, monkeypatch)
 
 
 def test_a_backend_without_states_has_them_computed(base: Base, tmp_path: Path) -> None:
@@ -347,12 +354,7 @@ def test_sigterm_loses_no_states(base: Base, tmp_path: Path, monkeypatch: pytest
     assert ended.value.code == 143
     assert signal.getsignal(signal.SIGTERM) is before
     assert 1 < len(read(out)) < 12
-    computed: list[int] = []
-    run = states.run
-    monkeypatch.setattr(states, "run", lambda *words: computed.append(1) or run(*words))
-    distill(prompts(12), base=base, backend=engine, **where)
-    assert check_states(base, out, folder) == 24
-    assert not computed
+    check_that_it_goes_on(base, engine, where, monkeypatch)
 
 
 def test_no_answers_are_a_good_end_without_a_cache(base: Base, tmp_path: Path) -> None:

@@ -88,7 +88,9 @@ def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
     assert not subprocess.run(words, capture_output=True, text=True, env=environment, check=True).stdout
 
 
-@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs a device that is always full")
+@pytest.mark.skipif(
+    not Path("/dev/full").is_char_device(), reason="only Linux has a device that is always full"
+)
 def test_a_full_disk_is_one_clear_error_and_the_rows_before_stay(tmp_path: Path) -> None:
     with RowFile(tmp_path / "a.jsonl", MADE) as file:
         file.append({"id": "1"})
