@@ -11,22 +11,7 @@ import torch
 
 from eval.results import Machine
 from medusa import provenance
-
-
-def cpu_model() -> str:
-    """The processor's name as the operating system gives it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.lower().startswith(("model name", "hardware", "cpu model")):
-                return line.split(":", 1)[1].strip()
-    except OSError:  # not Linux
-        pass
-    return platform.processor() or platform.machine()
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+from medusa.hardware import cores, cpu_model
 
 
 def memory_bytes() -> int:

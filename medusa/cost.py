@@ -1,21 +1,30 @@
-"""What a step costs by tree width: measured on this machine, because that is what decides which tree pays."""
+"""What a step costs by rows and tree width: measured on this machine, because that is what decides which tree pays."""
 
 from __future__ import annotations
 
+import math
+import os
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from medusa.base import Base
 from medusa.decoding import Engine
 from medusa.errors import MedusaError
+from medusa.files import medusa_home, read_json, sha256_json, write_json
+from medusa.hardware import processor
 from medusa.heads import DraftHeads
 from medusa.tree import Tree
 
 WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
+BATCHES = (1, 2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,105 @@ class StepCost:
     median: float
     low: float
     high: float
+
+    def __post_init__(self) -> None:
+        times = (self.low, self.median, self.high)
+        if type(self.width) is not int or self.width < 1:
+            raise ValueError(f"a width of {self.width!r}")
+        if not all(type(time) in (int, float) and 0 < time < math.inf for time in times):
+            raise ValueError(f"a time of width {self.width} makes no sense")
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Seconds of a step by rows and nodes.
+
+    Attributes:
+        curves: rows -> steps by width, ascending; width 1, plain decoding, among them.
+        about: what was measured: the processor, base, heads and number format.
+    """
+
+    curves: Mapping[int, Sequence[StepCost]]
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.curves or any(not curve or curve[0].width != 1 for curve in self.curves.values()):
+            raise MedusaError(
+                "step costs: every batch needs the time of width 1, plain decoding; measure again"
+            )
+        object.__setattr__(self, "_known", {})
+
+    def curve(self, batch: int = 1) -> dict[int, float]:
+        """Width -> median seconds as measured for a number of rows, the nearest one if it was not."""
+        nearest = min(self.curves, key=lambda rows: abs(rows - batch))
+        return {step.width: step.median for step in self.curves[nearest]}
+
+    def seconds(self, batch: int, width: int) -> float:
+        """The time of a step, on the lines between what was measured.
+
+        Infinite beyond the widest tree measured: wider ones were left out because they cannot pay. More rows than
+        were measured take proportionally longer.
+        """
+        if (batch, width) not in self._known:
+            rows = sorted(self.curves)
+            times = [self._at(number, width) for number in rows]
+            if batch > rows[-1]:
+                found = times[-1] * batch / rows[-1]
+            elif batch in rows:
+                found = times[rows.index(batch)]
+            else:
+                above = next((place for place, number in enumerate(rows) if number > batch), 0)
+                near = slice(max(above - 1, 0), above + 1)
+                found = float(np.interp(batch, rows[near], times[near]))
+                found = found if math.isfinite(found) else math.inf
+            self._known[batch, width] = found
+        return self._known[batch, width]
+
+    def _at(self, rows: int, width: int) -> float:
+        steps = self.curves[rows]
+        if width > steps[-1].width:
+            return math.inf
+        return float(np.interp(width, [step.width for step in steps], [step.median for step in steps]))
+
+    def to_json(self, path: str | os.PathLike) -> None:
+        """Writes the model, atomically."""
+        curves = [
+            {"batch": batch, "steps": [vars(step) for step in steps]} for batch, steps in self.curves.items()
+        ]
+        write_json(path, {"format": 2, "about": dict(self.about), "curves": curves})
+
+    @classmethod
+    def from_json(cls, path: str | os.PathLike) -> CostModel:
+        """Raises MedusaError if the file cannot be read or holds no step costs."""
+        value = read_json(path)
+        try:
+            curves = {
+                int(curve["batch"]): [StepCost(**step) for step in curve["steps"]]
+                for curve in value["curves"]
+            }
+            if any(batch < 1 for batch in curves):
+                raise ValueError("a batch below 1")
+            return cls(curves, value["about"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise MedusaError(
+                f"{path} holds no step costs; `medusa cost --out {path}` writes them"
+            ) from error
+
+
+def cost_about(base: Base, heads: DraftHeads) -> dict[str, Any]:
+    """What step costs depend on; costs measured under other circumstances are not used."""
+    weight = base.model.get_output_embeddings().weight
+    return {
+        "processor": processor(weight.device),
+        "dtype": str(weight.dtype).removeprefix("torch."),
+        "base": base.fingerprint,
+        "heads": heads.config.to_dict(),
+    }
+
+
+def cost_file(about: Mapping[str, Any]) -> Path:
+    """Where the step costs of these circumstances are kept between runs."""
+    return medusa_home() / "costs" / f"{sha256_json(dict(about))[:16]}.json"
 
 
 def bushy_tree(width: int, depth: int) -> Tree:
@@ -52,6 +160,32 @@ def bushy_tree(width: int, depth: int) -> Tree:
                 paths.append((*stem, rank))
         rank += 1
     return Tree(paths)
+
+
+def measure_cost_model(
+    base: Base,
+    heads: DraftHeads,
+    *,
+    batches: Sequence[int] = BATCHES,
+    widths: Sequence[int] = WIDTHS,
+    repeats: int = 9,
+    progress: Callable[[int], None] = lambda batch: None,
+) -> CostModel:
+    """Step costs for several numbers of rows; see `measure_step_cost`.
+
+    Args:
+        base: the base, loaded.
+        heads: the draft heads whose draft cost is part of a step.
+        batches: numbers of rows.
+        widths: tree widths; 1 among them.
+        repeats: steps timed at each.
+        progress: called with each number of rows before it is measured.
+    """
+    curves = {}
+    for batch in sorted(set(batches)):
+        progress(batch)
+        curves[batch] = measure_step_cost(base.model, heads, batch=batch, widths=widths, repeats=repeats)
+    return CostModel(curves, cost_about(base, heads))
 
 
 def measure_step_cost(
@@ -77,7 +211,8 @@ def measure_step_cost(
         repeats: steps timed at each width, after two that are not.
 
     Returns:
-        One entry for each width, ascending; widths for which the heads have too few guesses are left out.
+        One entry for each width, ascending. Left out are widths for which the heads have too few guesses, and widths
+        whose first step took longer than K + 1 plain ones: a step commits at most K + 1 tokens, so they cannot pay.
 
     Raises:
         MedusaError: none of the widths can be had.
@@ -95,14 +230,24 @@ def measure_step_cost(
         engine.prefill(row, prompt)
     seconds: dict[int, list[float]] = {width: [] for width in trees}
     for repeat in range(repeats + 2):
-        for width, tree in trees.items():
+        for width, tree in list(trees.items()):
             engine.set_tree(tree)
             for row in range(batch):
                 engine.rewind(row, context)
             began = time.perf_counter()
             engine.step()
+            took = time.perf_counter() - began
             if repeat >= 2:
-                seconds[width].append(time.perf_counter() - began)
+                seconds[width].append(took)
+            elif repeat == 1:  # the first round allocates memory and says nothing
+                seconds[width].append(took)
+                if took > (depth + 2) * seconds[min(seconds)][0]:
+                    for wider in [w for w in trees if w >= width and w > 1]:
+                        del trees[wider], seconds[wider]
+                    break
+        if repeat == 1:
+            for times in seconds.values():
+                times.clear()
     result = []
     for width, times in seconds.items():
         low, median, high = statistics.quantiles(times, n=4)

@@ -1,4 +1,4 @@
-"""The decoding engine: prefill, then steps of draft, verify, commit.
+"""The decoding engine: rows that join and leave, around the step function of `step.py`.
 
 The engine knows token ids, rows and lengths. It knows nothing of text, stop rules, requests or files; see
 `generation.py` for those. Plain decoding is the same engine with the empty tree: one node a step, the same forward,
@@ -14,68 +14,30 @@ A prefill gives the base's next token: the first root. One step, for every row a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
 
-from medusa.acceptance import accept, sample
-from medusa.attention import group_mask, grouped
+from medusa.attention import grouped
 from medusa.cache import TreeCache
 from medusa.errors import MedusaError
 from medusa.heads import DraftHeads
 from medusa.packing import pack_linears
-from medusa.tree import Tree, TreeBuffers
+from medusa.sampling import Draws, SamplingParams, StepRules, gather_rules
+from medusa.step import Prefill, Step
+from medusa.tree import Tree
 
-SPAN = 64  # the part of the cache that a forward reads grows in steps of this many positions
+if TYPE_CHECKING:
+    from medusa.adaptive import AdaptiveTrees
 
-
-def draft(
-    heads: DraftHeads,
-    embed: torch.nn.Module,
-    lm_head: torch.Tensor,
-    tree: TreeBuffers,
-    hidden: torch.Tensor,
-    root: torch.Tensor,
-) -> torch.Tensor:
-    """Fills a tree with guesses.
-
-    Parallel heads are evaluated once, with one matrix product for all of them over a shared LM head; sequential
-    heads once for each level, over that level's parents only.
-
-    Args:
-        heads: K >= D heads.
-        embed: the base's input embedding module.
-        lm_head: [V, H], the base's LM head weight.
-        tree: buffers of a tree of width W and depth D.
-        hidden: [B, H], the base's last hidden state at the position before the root.
-        root: [B] int64, the base's own next token.
-
-    Returns:
-        [B, W] int64, the root first.
-    """
-    batch = root.shape[0]
-    tokens = root[:, None]
-    if not tree.levels:
-        return tokens
-    if heads.sequential:
-        for k, level in enumerate(tree.levels, start=1):
-            path = embed(tokens[:, level.paths])  # [B, m, k, H]
-            state = hidden[:, None].expand(batch, len(level.drafters), -1)
-            logits = heads.draft_logits(k, heads.features(k, state, path), lm_head)
-            guesses = logits.topk(level.top_k, dim=-1).indices  # [B, m, top-k]
-            tokens = torch.cat([tokens, heads.to_tokens(guesses[:, level.slots, level.ranks])], dim=1)
-        return tokens
-    depth = len(tree.levels)
-    features = torch.stack([heads.features(k, hidden, None) for k in range(1, depth + 1)])  # [D, B, H]
-    if heads.lm_head is None:
-        logits = heads.draft_logits(1, features, lm_head)
-    else:
-        logits = torch.bmm(features, heads.lm_head[:depth].transpose(1, 2))
-    top_k = max(level.top_k for level in tree.levels)
-    guesses = heads.to_tokens(logits.topk(top_k, dim=-1).indices)  # [D, B, top-k]
-    return torch.cat([tokens, *(guesses[d][:, level.ranks] for d, level in enumerate(tree.levels))], dim=1)
+SPAN = 64  # the part of the cache that an eager forward reads grows in steps of this many positions
+COMPILED_SPAN = 256  # and of a compiled one: each costs a compilation
+COMPILED_PROMPT = 64  # prompts are padded to a multiple of this before a compiled prefill
+MOST_GRAPHS = 256  # compiled graphs kept: batch sizes x trees x spans, greedy and sampled
 
 
 @dataclass(frozen=True)
@@ -86,12 +48,12 @@ class StepResult:
         tokens: [b, D + 1] int64; a row's first `counts` entries are its new tokens: the accepted guesses, then the
             base's own token after them.
         counts: [b] int64, 1..D + 1; 0 for a row that is not active.
-        hidden: [b, D + 1, H], the last hidden states at the positions *before* those tokens; None unless asked for.
+        hidden: [b, D + 1, H], the last hidden states at the positions *before* those tokens.
     """
 
     tokens: torch.Tensor
     counts: torch.Tensor
-    hidden: torch.Tensor | None = None
+    hidden: torch.Tensor
 
 
 class Engine:
@@ -104,6 +66,8 @@ class Engine:
         batch: rows.
         max_length: most tokens of a row, prompt and answer together.
         pack: lay the weights of a frozen float32 model on a CPU out a second time for small batches; see `packing.py`.
+        compile: run prefill and step under `torch.compile`. Each batch size (rounded up to a power of two), tree and
+            span of the cache (in steps of 256) compiles once, which takes a minute or so for a real base.
 
     Raises:
         MedusaError: the tree does not fit the heads, or the heads do not fit the model.
@@ -118,11 +82,11 @@ class Engine:
         batch: int = 1,
         max_length: int = 2048,
         pack: bool = True,
+        compile: bool = False,
     ):
-        self.model, self.heads = model, heads
-        self.body = model.get_decoder()
-        self.embed, self.lm_head = model.get_input_embeddings(), model.get_output_embeddings()
-        self.device, dtype = self.lm_head.weight.device, self.lm_head.weight.dtype
+        self.model, self.heads, self.compiled = model, heads, compile
+        lm_head = model.get_output_embeddings()
+        self.device, dtype = lm_head.weight.device, lm_head.weight.dtype
         self.config = model.config.get_text_config()
         self.batch, self.max_length = batch, max_length
         if heads is not None and heads.config.hidden_size != self.config.hidden_size:
@@ -134,22 +98,40 @@ class Engine:
             for module in (model, heads):
                 if module is not None:
                     pack_linears(module)
+        self._steps: dict[Tree, Step] = {}
+        self._prefill = self._ready(Prefill(model))
+        self._grain = COMPILED_SPAN if compile else SPAN
+        self.policy: AdaptiveTrees | None = None
         self.set_tree(tree or Tree())
-        spare = 64 + self.tree.width  # a tree's nodes lie after the last committed token
-        capacity = -(-(max_length + spare) // SPAN) * SPAN
+        spare = 64 + max(self.tree.width, 64)  # a tree's nodes lie after the last committed token
+        capacity = -(-(max_length + spare) // self._grain) * self._grain
         self.cache = TreeCache(self.config, batch, capacity, dtype, self.device)
         self.lengths = torch.zeros(batch, dtype=torch.long, device=self.device)
         self.root = torch.zeros(batch, dtype=torch.long, device=self.device)
         self.hidden = torch.zeros(batch, self.config.hidden_size, dtype=dtype, device=self.device)
-        self.temperature = torch.zeros(batch, device=self.device)
-        self.top_p = torch.ones(batch, device=self.device)
-        self._generators: list[torch.Generator | None] = [None] * batch
+        self._sampling: list[SamplingParams | None] = [None] * batch
+        self._draws: list[Draws | None] = [None] * batch
         self._lengths = [0] * batch  # the same on the host, so that a span is known without a synchronisation
+        self._prompts = [0] * batch  # of which the prompt
         self._text: list[list[int]] = [[] for _ in range(batch)]  # a row's tokens and, last, its pending root
         self._used: set[int] = set()
 
     def set_tree(self, tree: Tree) -> None:
-        """Changes the tree between steps. Raises MedusaError if the heads cannot fill it."""
+        """Changes the tree between steps, for good. Raises MedusaError if the heads cannot fill it."""
+        self._check(tree)
+        self.policy, self.tree = None, tree
+
+    def set_policy(self, policy: AdaptiveTrees) -> None:
+        """Lets a policy choose the tree before each step.
+
+        Raises:
+            MedusaError: the heads cannot fill one of its trees.
+        """
+        for tree in policy.trees:
+            self._check(tree)
+        self.policy = policy
+
+    def _check(self, tree: Tree) -> None:
         if tree.depth and self.heads is None:
             raise MedusaError(
                 "a tree needs heads; give a checkpoint, or use the empty tree for plain decoding"
@@ -158,18 +140,17 @@ class Engine:
             tree.check(self.heads.config.num_heads, self.heads.config.draft_size)
         if hasattr(self, "cache") and self.max_length + tree.width > self.cache.capacity:
             raise MedusaError(f"a tree of {tree.width} nodes is wider than this engine's cache has room for")
-        self.tree, self.buffers = tree, tree.buffers(self.device)
+
+    def _ready(self, module: torch.nn.Module) -> torch.nn.Module:
+        return torch.compile(module, fullgraph=True, dynamic=False) if self.compiled else module
+
+    def _span(self, needed: int) -> int:
+        """How much of the cache a forward reads: what is needed, rounded up so that few shapes occur."""
+        return min(-(-needed // self._grain) * self._grain, self.cache.capacity)
 
     @torch.inference_mode()
     def prefill(
-        self,
-        row: int,
-        ids: Sequence[int],
-        *,
-        start: int = 0,
-        temperature: float = 0.0,
-        top_p: float = 1.0,
-        seed: int = 0,
+        self, row: int, ids: Sequence[int], *, start: int = 0, sampling: SamplingParams | None = None
     ) -> int:
         """Puts a prompt into a row, makes the row active, and returns the base's next token, the first root.
 
@@ -177,9 +158,7 @@ class Engine:
             row: 0..batch-1.
             ids: the prompt's tokens from position `start` on.
             start: how many of the row's committed tokens are kept, as the prompt's beginning.
-            temperature: 0 for greedy, else lossless sampling.
-            top_p: nucleus mass.
-            seed: of this row's random draws.
+            sampling: how the row's tokens are chosen; None: greedily.
 
         Raises:
             MedusaError: the prompt is empty, or longer than `max_length`.
@@ -195,26 +174,36 @@ class Engine:
             raise MedusaError(
                 f"row {row} holds {self._lengths[row]} tokens, so a prompt cannot continue at {start}"
             )
-        positions = torch.arange(start, end, device=self.device)[None]
-        span = min(-(-end // SPAN) * SPAN, self.cache.capacity)
-        keys = torch.arange(span, device=self.device)
-        hidden = self._forward(
-            torch.tensor([list(ids)], dtype=torch.long, device=self.device),
-            positions,
-            keys[None],
-            (keys[None, :] <= positions[0, :, None])[None],
-            slice(row, row + 1),
-            positions,
-            span,
-        )[:, -1]
+        sampling = sampling or SamplingParams()
+        vocabulary = self.model.get_output_embeddings().weight.shape[0]
+        if sampling.logit_bias and not all(0 <= token < vocabulary for token in sampling.logit_bias):
+            raise MedusaError(f"sampling: logit_bias names a token outside 0..{vocabulary - 1}")
+        self._sampling[row] = sampling
+        self._draws[row] = Draws(sampling.seed) if sampling.temperature > 0 else None
+        self._text[row][start:] = ids
+        padded = [*ids]
+        if self.compiled:
+            room = self.cache.capacity - start
+            padded += [ids[-1]] * (min(-(-len(ids) // COMPILED_PROMPT) * COMPILED_PROMPT, room) - len(ids))
+        rules = gather_rules(
+            [sampling], [self._draws[row]], [0], [self._text[row]], 0, vocabulary, self.device
+        )
+        with grouped(self.config), _many_graphs(self.compiled):
+            root, hidden = self._prefill(
+                *self.cache.rows(row, row + 1),
+                torch.tensor([padded], dtype=torch.long, device=self.device),
+                torch.tensor(start, device=self.device),
+                torch.tensor(len(ids) - 1, device=self.device),
+                self._span(start + len(padded)),
+                rules,
+            )
         self.lengths[row], self._lengths[row] = end, end
-        self.hidden[row] = hidden[0]
-        self.temperature[row], self.top_p[row] = temperature, top_p
-        self._generators[row] = torch.Generator().manual_seed(seed) if temperature > 0 else None
-        root = self._choose(self.lm_head(hidden)[:, None], row, row + 1)[0, 0]
-        self.root[row] = root
+        self._prompts[row] = end
+        self.hidden[row], self.root[row] = hidden[0], root[0]
         self._used.add(row)
-        self._text[row][start:] = [*ids, int(root)]
+        if self.policy is not None:
+            self.policy.start(row)
+        self._text[row].append(int(root))
         return self._text[row][-1]
 
     def kept_prefix(self, row: int, ids: Sequence[int]) -> int:
@@ -225,7 +214,7 @@ class Engine:
     def free(self, row: int) -> None:
         """Takes a row out of the following steps. Its tokens stay until the row is filled again."""
         self._used.discard(row)
-        self.temperature[row], self._generators[row] = 0.0, None
+        self._sampling[row] = self._draws[row] = None
 
     def rewind(self, row: int, length: int) -> None:
         """Forgets a row's tokens from position `length` on; the pending root and hidden state stay as they are."""
@@ -234,6 +223,7 @@ class Engine:
                 f"row {row} holds {self._lengths[row]} tokens and cannot be cut back to {length}"
             )
         self.lengths[row] = self._lengths[row] = length
+        self._prompts[row] = min(self._prompts[row], length)
         del self._text[row][length:-1]
 
     def length(self, row: int) -> int:
@@ -241,114 +231,68 @@ class Engine:
         return self._lengths[row]
 
     @torch.inference_mode()
-    def step(self, want_hidden: bool = False) -> StepResult:
+    def step(self) -> StepResult:
         """Adds at least one token to every active row: the accepted guesses and the base's token after them."""
-        count = max(self._used) + 1
-        rows, tree = slice(0, count), self.buffers
-        lengths = self.lengths[:count]
-        if tree.levels:
-            tokens = draft(
-                self.heads, self.embed, self.lm_head.weight, tree, self.hidden[:count], self.root[:count]
-            )
-        else:
-            tokens = self.root[:count, None].clone()
+        used = sorted(self._used)
+        count = used[-1] + 1
+        if self.policy is not None:
+            self.tree = self.policy.choose(used, count)
+        if self.compiled:  # rows that are not in use cost time, but other sizes would cost a compilation each
+            count = min(1 << (count - 1).bit_length(), self.batch)
         ends = [length + self.tree.width for length in self._lengths[:count]]
-        span = min(-(-max(ends) // SPAN) * SPAN, self.cache.capacity)
-        spans = ends if count > 1 and self.device.type == "cpu" else None
-        hidden = self._forward(
-            tokens, *self._tree_view(lengths, span), rows, self._slots(lengths), span, spans
-        )
-        accepted = accept(tokens, self._choose(self.lm_head(hidden), 0, count), tree)
-        self.cache.commit(rows, lengths, accepted.path)
-        self.hidden[:count] = hidden[torch.arange(count, device=self.device), accepted.node]
-        self.root[:count] = accepted.root
-        last = (accepted.count - 1)[:, None]
-        new = torch.cat([tokens.gather(1, accepted.path[:, 1:]), accepted.root[:, None]], dim=1)
-        new = new.scatter(1, last, accepted.root[:, None])
-        active = torch.zeros(count, dtype=torch.long, device=self.device)
-        active[sorted(self._used)] = 1
-        counts = accepted.count * active
-        self.lengths[:count] += counts
-        result = torch.cat([new, counts[:, None]], dim=1).cpu()  # the step's one wait for the device
-        for row in self._used:
-            self._lengths[row] += int(result[row, -1])
-            self._text[row] += result[row, : int(result[row, -1])].tolist()
-        states = None
-        if want_hidden:
-            states = hidden.gather(1, accepted.path[..., None].expand(-1, -1, hidden.shape[-1]))
-        return StepResult(tokens=result[:, :-1], counts=result[:, -1], hidden=states)
-
-    def _slots(self, lengths: torch.Tensor) -> torch.Tensor:
-        """[b, W]: where each node's keys and values are written."""
-        return lengths[:, None] + torch.arange(self.tree.width, device=self.device)
-
-    def _tree_view(self, lengths: torch.Tensor, span: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Node positions [b, W], positions of the keys in the span [b, span], and who sees whom [b, W, span]."""
-        width, tree = self.tree.width, self.buffers
-        offset = (
-            torch.arange(span, device=self.device)[None] - lengths[:, None]
-        )  # < 0: committed; 0..W-1: nodes
-        column = offset.clamp(-1, width) + 1
-        edge = torch.ones(width, 1, dtype=torch.bool, device=self.device)
-        visible = torch.cat([edge, tree.mask, ~edge], dim=1)[:, column].transpose(0, 1)
-        keys = torch.where(offset < 0, offset, tree.depths[offset.clamp(0, width - 1)]) + lengths[:, None]
-        return lengths[:, None] + tree.depths, keys, visible
-
-    def _forward(
-        self,
-        ids: torch.Tensor,
-        positions: torch.Tensor,
-        keys: torch.Tensor,
-        visible: torch.Tensor,
-        rows: slice,
-        slots: torch.Tensor,
-        span: int,
-        spans: list[int] | None = None,
-    ) -> torch.Tensor:
-        """The base without its LM head over [b, q] tokens. Returns the last hidden states [b, q, H]."""
-        self.cache.bind(rows, slots, span)
-        with grouped(self.config):
-            return self.body(
-                input_ids=ids,
-                attention_mask=self._masks(positions, keys, visible),
-                position_ids=positions,
-                past_key_values=self.cache,
-                use_cache=True,
-                spans=spans,
-            ).last_hidden_state
-
-    def _masks(self, positions: torch.Tensor, keys: torch.Tensor, visible: torch.Tensor) -> object:
-        """The mask in the form the model takes: one, or one for each type of layer (sliding windows)."""
-        dtype = self.hidden.dtype
-        window = getattr(self.config, "sliding_window", None)
-        types = set(getattr(self.config, "layer_types", None) or ())
-        if not types <= {"full_attention", "sliding_attention"}:
-            raise MedusaError(
-                f"the base has layers of type {sorted(types)}; only full and sliding attention are known"
+        self.cache.check_span(max(ends))
+        eager_rows = count > 1 and self.device.type == "cpu" and not self.compiled
+        active = torch.zeros(count, dtype=torch.long)
+        active[used] = 1
+        with grouped(self.config), _many_graphs(self.compiled):
+            out = self._step()(
+                *self.cache.rows(0, count),
+                self.lengths[:count],
+                self.root[:count],
+                self.hidden[:count],
+                active.to(self.device),
+                self._span(max(ends)),
+                self._rules(count),
+                ends if eager_rows else None,
             )
-        full = group_mask(visible, self.config, dtype)
-        if window is None or types == {"full_attention"}:
-            sliding = full
-        else:
-            near = positions[:, :, None] - keys[:, None, :] < window
-            sliding = group_mask(visible & near, self.config, dtype)
-        if not types:
-            return sliding
-        masks = {"full_attention": full, "sliding_attention": sliding}
-        return masks if self._takes_mask_dict else masks[types.pop()]
+        self.root[:count], self.hidden[:count] = out.root, out.hidden
+        self.lengths[:count] += out.counts
+        result = torch.cat(
+            [out.tokens, out.counts[:, None]], dim=1
+        ).cpu()  # the step's one wait for the device
+        for row in used:
+            new = int(result[row, -1])
+            self._lengths[row] += new
+            self._text[row] += result[row, :new].tolist()
+        if self.policy is not None:
+            self.policy.observe(used, [int(result[row, -1]) - 1 for row in used])
+        return StepResult(tokens=result[:, :-1], counts=result[:, -1], hidden=out.states)
 
-    @property
-    def _takes_mask_dict(self) -> bool:
-        # Models whose layers differ look their mask up by layer type; those with one type take the mask itself.
-        return hasattr(self.body, "has_sliding_layers") or len(set(self.config.layer_types)) > 1
+    def _step(self) -> torch.nn.Module:
+        """The step module of the current tree, made once for each tree."""
+        if self.tree not in self._steps:
+            self._steps[self.tree] = self._ready(Step(self.model, self.heads, self.tree))
+        return self._steps[self.tree]
 
-    def _choose(self, logits: torch.Tensor, first: int, last: int) -> torch.Tensor:
-        """The base's token after each node: [b, W, V] -> [b, W], by each row's own rule."""
-        generators = self._generators[first:last]
-        if not any(generators):
-            return logits.argmax(dim=-1)
-        draws = torch.zeros(logits.shape[:2])
-        for row, generator in enumerate(generators):
-            if generator is not None:
-                draws[row] = torch.rand(logits.shape[1], generator=generator)
-        return sample(logits, self.temperature[first:last], self.top_p[first:last], draws.to(self.device))
+    def _rules(self, count: int) -> StepRules:
+        """How rows 0..count-1 choose their tokens in this step."""
+        rows = range(count)
+        return gather_rules(
+            [self._sampling[row] if row in self._used else None for row in rows],
+            self._draws[:count],
+            # the pending root is known as well: it is the answer's last token so far
+            [self._lengths[row] - self._prompts[row] + 1 for row in rows],
+            self._text[:count],
+            self.tree.depth,
+            self.model.get_output_embeddings().weight.shape[0],
+            self.device,
+        )
+
+
+def _many_graphs(compiled: bool) -> contextlib.AbstractContextManager:
+    """Within the block torch compiles as many shapes as the engine has buckets, instead of giving up after eight."""
+    if not compiled:
+        return contextlib.nullcontext()
+    import torch._dynamo as dynamo
+
+    return dynamo.config.patch(recompile_limit=MOST_GRAPHS, accumulated_recompile_limit=4 * MOST_GRAPHS)

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from medusa.decoding import Engine
 from medusa.errors import MedusaError
+from medusa.sampling import SamplingParams
 from medusa.text import TextStream
 
 
@@ -26,9 +27,7 @@ class Request:
     Attributes:
         ids: the prompt's tokens.
         max_new_tokens: most tokens of the answer, the end-of-turn token included.
-        temperature: 0 for greedy; above, the base's distribution is sampled, losslessly with heads as well.
-        top_p: nucleus mass in (0, 1].
-        seed: of this request's random draws.
+        sampling: how tokens are chosen; greedily unless said otherwise.
         stop: strings before which the answer ends. Needs a tokenizer.
         key: anything, handed back with the completion.
         want_hidden: keep the last hidden state before each token of the answer.
@@ -36,9 +35,7 @@ class Request:
 
     ids: list[int]
     max_new_tokens: int = 256
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
+    sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: tuple[str, ...] = ()
     key: Any = None
     want_hidden: bool = False
@@ -178,14 +175,7 @@ def generate(
                     number = max(free, key=lambda row: engine.kept_prefix(row, request.ids))
                     start = engine.kept_prefix(number, request.ids)
                 row = _Row(request, eos_ids, tokenizer, engine.max_length)
-                token = engine.prefill(
-                    number,
-                    request.ids[start:],
-                    start=start,
-                    temperature=request.temperature,
-                    top_p=request.top_p,
-                    seed=request.seed,
-                )
+                token = engine.prefill(number, request.ids[start:], start=start, sampling=request.sampling)
                 row.done.prefill_seconds = time.perf_counter() - row.began
                 state = engine.hidden[number : number + 1] if request.want_hidden else None
                 kept = row.take([token], state, first=True)
@@ -200,7 +190,7 @@ def generate(
                         "no request is in flight and none is ready: the source of requests is stuck"
                     )
                 break
-            result = engine.step(want_hidden=any(row.request.want_hidden for row in rows.values()))
+            result = engine.step()
             tokens, counts = result.tokens.tolist(), result.counts.tolist()
             for number in sorted(rows):
                 row = rows[number]

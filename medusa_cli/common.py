@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # torch takes seconds to import; `medusa --help` must not
 notes = Console(stderr=True, highlight=False)
 out = Console(highlight=False)
 
+ADAPTIVE = Path("adaptive")  # in place of a tree's file
 SHIPPED_CHECKPOINT = "checkpoints/smollm2-135m-shopping-hydra"
 
 
@@ -61,7 +62,12 @@ CheckpointOption = Annotated[
 DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="Number format of the weights.")]
 TreeOption = Annotated[
     Path | None,
-    typer.Option("--tree", metavar="FILE", help="A tree to use instead of the checkpoint's tree.json."),
+    typer.Option(
+        "--tree",
+        metavar="FILE|adaptive",
+        help="A tree to use instead of the checkpoint's tree.json; adaptive: another one before each step, by what "
+        "a step costs here and what the answer accepts.",
+    ),
 ]
 
 

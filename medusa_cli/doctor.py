@@ -106,8 +106,8 @@ def machine() -> list[Finding]:
     """Cores, memory, number formats and accelerator."""
     import torch
 
-    from eval.machine import cores, cpu_model, memory_bytes
-    from medusa.hardware import native_bf16
+    from eval.machine import memory_bytes
+    from medusa.hardware import cores, cpu_model, native_bf16
 
     memory = memory_bytes() / 2**30
     found = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 import os
 import sys
@@ -25,7 +26,16 @@ EXAMPLES = examples(
     'medusa generate --prompt "is a 2 person tent enough for 2 adults and a dog?"',
     "medusa generate --checkpoint runs/demo/hydra --prompt - --json < question.txt",
     'medusa generate --prompt "merino or cotton socks for hiking?" --plain --dtype float32',
+    'medusa generate --prompt "name a gift for a cyclist" --temperature 0.8 --top-p 0.95 --seed 3',
+    'medusa generate --prompt "which rain jacket is light?" --tree adaptive',
 )
+
+
+class Acceptance(enum.StrEnum):
+    """Which guesses are committed."""
+
+    lossless = "lossless"
+    typical = "typical"
 
 
 def generate(
@@ -44,8 +54,25 @@ def generate(
         bool, typer.Option("--no-template", help="Continue the prompt as it is, without the chat template.")
     ] = False,
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text.")] = None,
+    temperature: Annotated[float, typer.Option(min=0, help="0: greedy; above: sampled.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Keep the likeliest tokens with this much probability.")] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Keep this many of the likeliest tokens; 0: all.")] = 0,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: against what was said already.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of the draws. One seed gives one answer, heads or not.")] = 0,
+    acceptance: Annotated[
+        Acceptance,
+        typer.Option(
+            help="typical: also commit guesses that the base finds likely enough, at temperatures above 0; "
+            "faster, and no longer the base's distribution."
+        ),
+    ] = Acceptance.lossless,
 ) -> None:
     """Answer one prompt. The same tokens come out with and without the heads, only sooner."""
+    from medusa.sampling import SamplingParams
+
+    sampling = SamplingParams(
+        temperature, top_p, top_k, repetition_penalty, seed=seed, acceptance=acceptance.value
+    )
     if prompt == "-":
         prompt = utf8("standard input", sys.stdin.buffer.read()).strip()
     for name, text in (("--prompt", prompt), ("--system", system or "")):
@@ -69,7 +96,11 @@ def generate(
         sys.stdout.flush()
 
     done = session.answer(
-        ids, max_new_tokens=max_new_tokens, stop=tuple(stop or ()), on_pieces=None if as_json else stream
+        ids,
+        max_new_tokens=max_new_tokens,
+        stop=tuple(stop or ()),
+        sampling=sampling,
+        on_pieces=None if as_json else stream,
     )
     if as_json:
         answer = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,14 +21,15 @@ from medusa_cli.common import (
 )
 
 if TYPE_CHECKING:
-    from medusa.cost import StepCost
+    from medusa.cost import CostModel
 
 CALIBRATE_EXAMPLES = examples(
     "medusa calibrate --checkpoint runs/demo/hydra --states runs/demo/states/validation"
 )
 COST_EXAMPLES = examples(
     "medusa cost --checkpoint runs/demo/hydra --out cost.json",
-    "medusa cost --widths 1,4,16 --dtype float32",
+    "medusa cost --widths 1,4,16 --batches 1,8 --dtype float32",
+    "medusa cost --save",
 )
 
 
@@ -73,64 +73,79 @@ def cost(
         str | None,
         typer.Option(metavar="N,N,...", help="Nodes of a tree, root included; 1 is plain decoding."),
     ] = None,
+    batches: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="Rows decoded together.  [default: 1]")
+    ] = None,
     dtype: DtypeOption = Dtype.auto,
     target: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write the curve as JSON.")
+        Path | None, typer.Option("--out", metavar="FILE", help="Write the curves as JSON.")
     ] = None,
+    save: Annotated[
+        bool,
+        typer.Option(
+            "--save",
+            help="Measure every batch and width, and keep the result for `--tree adaptive` on this machine.",
+        ),
+    ] = False,
 ) -> None:
-    """Measure how long a step takes at several tree widths, drafting included, on this machine."""
-    try:
-        wanted = [int(word) for word in widths.split(",")] if widths else None
-    except ValueError as error:
-        raise MedusaError(f"--widths {widths}: whole numbers with commas, such as 1,4,16") from error
-    if wanted and min(wanted) < 1:
-        raise MedusaError(f"--widths {widths}: a tree has at least one node, its root")
-    curve = measured_cost(checkpoint, base, dtype, wanted)
-    if target:
-        from medusa.files import write_json
+    """Measure how long a step takes by tree width and rows, drafting included, on this machine."""
+    from medusa.cost import BATCHES, WIDTHS, cost_file
 
-        number_format = str(dtype.resolve()).removeprefix("torch.")
-        write_json(target, {"format": 1, "dtype": number_format, "steps": [vars(step) for step in curve]})
-    table = Table("nodes", "step, ms", "quartiles", "× fewest", title="time of a step", title_justify="left")
-    for step in curve:
-        quartiles = f"{1000 * step.low:.1f} to {1000 * step.high:.1f}"
-        ratio = f"{step.median / curve[0].median:.2f}"
-        table.add_row(str(step.width), f"{1000 * step.median:.1f}", quartiles, ratio)
-    out.print(table)
+    wanted = _numbers("--widths", widths, "a tree has at least one node, its root") or list(WIDTHS)
+    rows = _numbers("--batches", batches, "there is at least one row") or (list(BATCHES) if save else [1])
+    if save and (widths or batches):
+        raise MedusaError("--save measures every batch and width; leave out --widths and --batches")
+    if 1 not in wanted:
+        raise MedusaError(f"--widths {widths}: width 1, plain decoding, must be among them")
+    model = measured_cost(checkpoint, base, dtype, wanted, rows)
+    if target:
+        model.to_json(target)
+    if save:
+        file = cost_file(model.about)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        model.to_json(file)
+        notes.print(f"saved in {file}", soft_wrap=True)
+    for batch, curve in model.curves.items():
+        what = "time of a step" + (f", {batch} rows" if batch > 1 else "")
+        table = Table("nodes", "step, ms", "quartiles", "× plain", title=what, title_justify="left")
+        for step in curve:
+            quartiles = f"{1000 * step.low:.1f} to {1000 * step.high:.1f}"
+            ratio = f"{step.median / curve[0].median:.2f}"
+            table.add_row(str(step.width), f"{1000 * step.median:.1f}", quartiles, ratio)
+        out.print(table)
+
+
+def _numbers(option: str, text: str | None, least: str) -> list[int] | None:
+    """Whole numbers from 1 with commas between."""
+    if text is None:
+        return None
+    try:
+        numbers = [int(word) for word in text.split(",")]
+    except ValueError as error:
+        raise MedusaError(f"{option} {text}: whole numbers with commas, such as 1,4,16") from error
+    if min(numbers) < 1:
+        raise MedusaError(f"{option} {text}: {least}")
+    return numbers
 
 
 def measured_cost(
-    checkpoint: Path | None, base: str | None, dtype: Dtype, widths: list[int] | None = None
-) -> list[StepCost]:
-    """A step's time by width, drafting included; `widths` None: the usual ones."""
-    from medusa.cost import WIDTHS, measure_step_cost
+    checkpoint: Path | None,
+    base: str | None,
+    dtype: Dtype,
+    widths: list[int] | None = None,
+    batches: list[int] | None = None,
+) -> CostModel:
+    """A step's time, drafting included; `widths` None: the usual ones; `batches` None: one row."""
+    from medusa.cost import WIDTHS, measure_cost_model
     from medusa_cli.session import open_heads
 
     loaded, heads, _ = open_heads(checkpoint, base, dtype)
-    with notes.status("measuring steps"):
-        return measure_step_cost(loaded.model, heads, widths=widths or WIDTHS)
-
-
-def read_cost(path: Path) -> list[StepCost]:
-    """The curve that `medusa cost --out` wrote.
-
-    Raises:
-        MedusaError: the file cannot be read or does not hold one.
-    """
-    from medusa.cost import StepCost
-    from medusa.files import read_json
-
-    value = read_json(path)
-    try:
-        curve = [StepCost(**step) for step in value["steps"]]
-        if not curve or not all(_sound(step) for step in curve):
-            raise ValueError("a width or a time makes no sense")
-        return curve
-    except (KeyError, TypeError, ValueError) as error:
-        raise MedusaError(f"{path} is no step-cost curve; `medusa cost --out {path}` writes one") from error
-
-
-def _sound(step: StepCost) -> bool:
-    times = (step.low, step.median, step.high)
-    whole = type(step.width) is int and step.width >= 1
-    return whole and all(type(time) in (int, float) and 0 < time < math.inf for time in times)
+    with notes.status("measuring steps") as status:
+        return measure_cost_model(
+            loaded,
+            heads,
+            widths=widths or WIDTHS,
+            batches=batches or [1],
+            repeats=15 if not batches or batches == [1] else 9,
+            progress=lambda batch: status.update(f"measuring steps of {batch} rows"),
+        )

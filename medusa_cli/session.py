@@ -6,16 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from medusa.adaptive import AdaptiveTrees
 from medusa.base import Base, load_base
-from medusa.checkpoint import CONFIG, load_checkpoint
+from medusa.checkpoint import CONFIG, Checkpoint, load_checkpoint
 from medusa.data.template import encode_prompt
 from medusa.decoding import Engine
 from medusa.errors import MedusaError
 from medusa.files import read_json
 from medusa.generation import Completion, Request, generate
 from medusa.heads import DraftHeads
+from medusa.sampling import SamplingParams
 from medusa.tree import Tree
-from medusa_cli.common import Dtype, checkpoint_folder, device, notes
+from medusa_cli.common import ADAPTIVE, Dtype, checkpoint_folder, device, notes
 
 MOST_CONTEXT = 8192  # the cache is allocated whole; longer conversations are rare and memory is not free
 
@@ -51,10 +53,34 @@ def open_heads(
     checkpoint: Path | None, base: str | None, dtype: Dtype, tree: Path | None = None
 ) -> tuple[Base, DraftHeads, Tree]:
     """A checkpoint's base, heads and tree; `tree` names a file to use instead."""
+    loaded, found = open_checkpoint(checkpoint, base, dtype)
+    return loaded, found.heads, Tree.from_json(tree) if tree else found.tree
+
+
+def open_checkpoint(checkpoint: Path | None, base: str | None, dtype: Dtype) -> tuple[Base, Checkpoint]:
+    """A checkpoint and its base."""
     folder = checkpoint_folder(checkpoint)
     loaded = open_base(base or base_of(folder), dtype)
-    found = load_checkpoint(folder, loaded)
-    return loaded, found.heads, Tree.from_json(tree) if tree else found.tree
+    return loaded, load_checkpoint(folder, loaded)
+
+
+def open_policy(base: Base, found: Checkpoint) -> AdaptiveTrees:
+    """A checkpoint's nested trees, with this machine's step costs: what `medusa cost --save` kept, or measured now.
+
+    Raises:
+        MedusaError: the checkpoint was not calibrated.
+    """
+    from medusa.cost import CostModel, cost_about, cost_file, measure_cost_model
+
+    if found.calibration is None:
+        raise MedusaError(f"{found.path} has no calibration; run `medusa calibrate` on it first")
+    about = cost_about(base, found.heads)
+    file = cost_file(about)
+    if file.is_file():
+        return AdaptiveTrees.from_calibration(found.calibration, CostModel.from_json(file))
+    with notes.status("measuring steps on this machine; `medusa cost --save` keeps them for the next time"):
+        cost = measure_cost_model(base, found.heads, batches=[1])
+    return AdaptiveTrees.from_calibration(found.calibration, cost)
 
 
 @dataclass
@@ -63,7 +89,7 @@ class Session:
 
     base: Base
     engine: Engine
-    tree: Tree
+    tree: Tree | AdaptiveTrees
 
     @classmethod
     def open(
@@ -76,17 +102,28 @@ class Session:
         plain: bool = False,
     ) -> Session:
         """Loads what is needed: with `plain` and a named base, no heads at all."""
+        heads: DraftHeads | None = None
+        chosen: Tree | AdaptiveTrees = Tree()
         if plain and base and checkpoint is None:
-            loaded, heads, chosen = open_base(base, dtype), None, Tree()
+            loaded = open_base(base, dtype)
+        elif tree == ADAPTIVE:
+            loaded, found = open_checkpoint(checkpoint, base, dtype)
+            heads, chosen = found.heads, open_policy(loaded, found)
         else:
             loaded, heads, chosen = open_heads(checkpoint, base, dtype, tree)
-        length = min(loaded.max_length, MOST_CONTEXT)
-        engine = Engine(loaded.model, heads, Tree() if plain else chosen, max_length=length)
-        return cls(loaded, engine, chosen)
+        engine = Engine(loaded.model, heads, max_length=min(loaded.max_length, MOST_CONTEXT))
+        session = cls(loaded, engine, chosen)
+        session.set_plain(plain)
+        return session
 
     def set_plain(self, plain: bool) -> None:
         """Turns the heads off or on between answers."""
-        self.engine.set_tree(Tree() if plain else self.tree)
+        if plain:
+            self.engine.set_tree(Tree())
+        elif isinstance(self.tree, Tree):
+            self.engine.set_tree(self.tree)
+        else:
+            self.engine.set_policy(self.tree)
 
     def encode(self, messages: list[dict[str, str]]) -> list[int]:
         """Messages in the base's chat template, up to where its answer begins."""
@@ -103,15 +140,17 @@ class Session:
         *,
         max_new_tokens: int,
         stop: tuple[str, ...] = (),
+        sampling: SamplingParams | None = None,
         on_pieces: Callable[[Pieces], None] | None = None,
         reuse: bool = False,
     ) -> Completion:
-        """Decodes one answer, greedily.
+        """Decodes one answer.
 
         Args:
             ids: the prompt.
             max_new_tokens: most tokens of the answer.
             stop: strings before which it ends.
+            sampling: how tokens are chosen; None: greedily.
             on_pieces: called with what each step added.
             reuse: read only what the prompt adds to the conversation so far.
         """
@@ -121,7 +160,8 @@ class Session:
             *guessed, (_, own) = tokens
             on_pieces([(text, True) for _, text in guessed] + [(own, False)])
 
-        request = Request(ids, max_new_tokens=max_new_tokens, stop=stop)
+        sampling = sampling or SamplingParams()
+        request = Request(ids, max_new_tokens=max_new_tokens, stop=stop, sampling=sampling)
         return next(
             generate(
                 self.engine,

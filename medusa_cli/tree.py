@@ -54,8 +54,9 @@ def search(
     """
     from medusa.calibration import Calibration
     from medusa.checkpoint import CALIBRATION, save_tree
+    from medusa.cost import CostModel
     from medusa.tree_search import search_tree
-    from medusa_cli.measure import measured_cost, read_cost
+    from medusa_cli.measure import measured_cost
 
     folder = checkpoint_folder(checkpoint)
     if not (folder / CALIBRATION).is_file():
@@ -63,8 +64,8 @@ def search(
             f"{folder} has no {CALIBRATION}; run `medusa calibrate --checkpoint {folder} --states DIR`"
         )
     calibration = Calibration.from_json(folder / CALIBRATION)
-    curve = read_cost(cost) if cost else measured_cost(folder, base, dtype)
-    seconds = {step.width: step.median for step in curve}
+    model = CostModel.from_json(cost) if cost else measured_cost(folder, base, dtype)
+    seconds = model.curve(batch=1)
     tree, candidates = search_tree(calibration, seconds)
     if not dry_run:
         save_tree(folder, tree)

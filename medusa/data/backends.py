@@ -165,10 +165,14 @@ class VllmBackend:
             raise MedusaError(
                 f"a prompt has {len(request.ids)} tokens and the context holds {self.max_length}; shorten it"
             )
+        rules = request.sampling
         return self._params(
-            temperature=request.temperature,
-            top_p=request.top_p,
-            seed=request.seed if self._takes_seeds and request.temperature > 0 else None,
+            temperature=rules.temperature,
+            top_p=rules.top_p,
+            top_k=rules.top_k,
+            repetition_penalty=rules.repetition_penalty,
+            logit_bias=dict(rules.logit_bias) or None,
+            seed=rules.seed if self._takes_seeds and rules.temperature > 0 else None,
             max_tokens=min(request.max_new_tokens, room),
             stop=list(request.stop),
             stop_token_ids=self._eos_ids,

@@ -31,6 +31,7 @@ from medusa.data.states import NoAnswers, StatesWriter
 from medusa.data.template import encode_prompt
 from medusa.errors import MedusaError
 from medusa.generation import Completion, Request
+from medusa.sampling import SamplingParams
 
 _LEAST_ROOM = 32  # tokens that must be left for an answer, unless fewer are asked for
 
@@ -268,9 +269,11 @@ def _answer(
         return Request(
             ids,
             max_new_tokens=sampling.max_new_tokens,
-            temperature=conversation.sampling["temperature"],
-            top_p=conversation.sampling["top_p"],
-            seed=conversation.seed + len(conversation.finish),
+            sampling=SamplingParams(
+                temperature=conversation.sampling["temperature"],
+                top_p=conversation.sampling["top_p"],
+                seed=conversation.seed + len(conversation.finish),
+            ),
             key=conversation,
             want_hidden=want_hidden,
         )

@@ -33,6 +33,7 @@ from medusa.data.shopping.products import load_catalogue
 from medusa.data.template import encode_prompt
 from medusa.errors import MedusaError
 from medusa.generation import Completion, Request
+from medusa.sampling import SamplingParams
 
 KINDS = ("shopping", "general")
 _MARK = "MAGPIE-MARK"
@@ -279,9 +280,11 @@ class _Writer:
         return Request(
             self._base.tokenizer(text, add_special_tokens=False)["input_ids"],
             max_new_tokens=self._options.max_user_tokens,
-            temperature=self._options.temperature,
-            top_p=self._options.top_p,
-            seed=candidate.rng.getrandbits(31),
+            sampling=SamplingParams(
+                temperature=self._options.temperature,
+                top_p=self._options.top_p,
+                seed=candidate.rng.getrandbits(31),
+            ),
             stop=self._stop,
             key=(candidate, "user"),
         )

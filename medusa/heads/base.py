@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from medusa.heads.config import HeadsConfig
-from medusa.packing import pack_linears, pays
+from medusa.packing import pack_linears
 
 
 class DraftHeads(nn.Module, ABC):
@@ -39,7 +38,7 @@ class DraftHeads(nn.Module, ABC):
             else None
         )
         self._pruned: tuple[tuple, torch.Tensor] | None = None
-        self._packed: tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]] | None = None
+        self._projections: tuple[list, list[nn.Linear]] | None = None
 
     @abstractmethod
     def features(self, k: int, hidden: torch.Tensor, path: torch.Tensor) -> torch.Tensor:
@@ -77,22 +76,33 @@ class DraftHeads(nn.Module, ABC):
             self._pruned = (key, base_lm_head.detach()[self.draft_vocab].contiguous())
         return self._pruned[1]
 
+    def projections(self, base_lm_head: torch.Tensor) -> list[nn.Linear]:
+        """K layers [..., H] -> [..., V'] without gradients: head k's features to its draft logits.
+
+        Heads that share an LM head share one layer. Packed where that is faster; made once and kept.
+
+        Args:
+            base_lm_head: [V, H], the base's LM head weight.
+        """
+        weights = [self.draft_weight(k, base_lm_head) for k in range(1, self.config.num_heads + 1)]
+        key = [(weight.data_ptr(), weight.dtype) for weight in weights]  # the layers keep the storage alive
+        if self._projections is None or self._projections[0] != key:
+            layers: dict[int, nn.Linear] = {}
+            for weight in weights:
+                if weight.data_ptr() not in layers:
+                    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+                    layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
+                    layers[weight.data_ptr()] = layer
+                    if self.lm_head is None and self.draft_vocab is not None:
+                        pack_linears(layer)  # the base's own LM head is packed where it stands
+            self._projections = (key, [layers[weight.data_ptr()] for weight in weights])
+        return self._projections[1]
+
     def draft_logits(self, k: int, features: torch.Tensor, base_lm_head: torch.Tensor) -> torch.Tensor:
-        """Head k's draft logits: features [..., H] -> [..., V'], with packed weights where they are faster."""
-        weight = self.draft_weight(k, base_lm_head)
-        if (
-            self._pruned is None
-            or weight is not self._pruned[1]
-            or torch.is_grad_enabled()
-            or not pays(weight)
-        ):
-            return F.linear(features, weight)
-        if self._packed is None or self._packed[0] is not weight:
-            layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-            layer.weight = nn.Parameter(weight, requires_grad=False)
-            pack_linears(layer)
-            self._packed = (weight, layer.forward)
-        return self._packed[1](features)
+        """Head k's draft logits: features [..., H] -> [..., V']."""
+        if torch.is_grad_enabled():
+            return F.linear(features, self.draft_weight(k, base_lm_head))
+        return self.projections(base_lm_head)[k - 1](features)
 
     def start_lm_heads(self, base_lm_head: torch.Tensor) -> None:
         """Sets own LM heads to the base's, as training starts from; nothing to do when shared."""

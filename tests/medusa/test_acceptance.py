@@ -1,38 +1,52 @@
+"""Acceptance rules against the slow obvious ones, on random trees and by the distribution of what they commit."""
+
+import functools
+from collections import Counter
+
+import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import chisquare
 
-from medusa.acceptance import accept, sample
+from medusa.acceptance import accept, choose, typical
+from medusa.sampling import Draws, SamplingParams, gather_rules
 from medusa.tree import Tree
 from tests.medusa.test_tree import trees
+
+DEEP = Tree([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 1, 0)])
+
+
+def children_of(tree: Tree, node: int) -> list[int]:
+    nodes = [(), *tree.paths]
+    return [n for n, path in enumerate(nodes) if path and path[:-1] == nodes[node]]
 
 
 def walk(tree: Tree, tokens: list[int], chosen: list[int]) -> list[int]:
     """The slow obvious rule: from the root, go to the child that holds the base's token, while there is one."""
-    nodes = [(), *tree.paths]
     path = [0]
     while True:
-        children = [
-            n for n, p in enumerate(nodes) if len(p) == len(nodes[path[-1]]) + 1 and p[:-1] == nodes[path[-1]]
-        ]
-        match = [n for n in children if tokens[n] == chosen[path[-1]]]
+        match = [n for n in children_of(tree, path[-1]) if tokens[n] == chosen[path[-1]]]
         if not match:
             return path
         path.append(match[0])
 
 
+def random_tokens(tree: Tree, vocabulary: int, generator: torch.Generator) -> torch.Tensor:
+    """[W]; siblings hold different tokens, as a head's top-k does; token 0 is a token like others."""
+    tokens = torch.zeros(tree.width, dtype=torch.long)
+    for node in range(tree.width):
+        children = children_of(tree, node)
+        tokens[children] = torch.randperm(vocabulary, generator=generator)[: len(children)]
+    return tokens
+
+
 @given(trees(), st.integers(0, 2**31))
 def test_accept_equals_walking_the_tree(tree: Tree, seed: int):
     generator = torch.Generator().manual_seed(seed)
-    batch, nodes = 3, [(), *tree.paths]
-    tokens = torch.zeros(batch, tree.width, dtype=torch.long)
-    for row in range(
-        batch
-    ):  # siblings hold different tokens, as a head's top-k does; token 0 is a token like others
-        for parent in nodes:
-            children = [n for n, path in enumerate(nodes) if path and path[:-1] == parent]
-            tokens[row, children] = torch.randperm(4, generator=generator)[: len(children)]
+    batch = 3
+    tokens = torch.stack([random_tokens(tree, 4, generator) for _ in range(batch)])
     chosen = torch.randint(0, 4, (batch, tree.width), generator=generator)
     accepted = accept(tokens, chosen, tree.buffers())
     for row in range(batch):
@@ -50,50 +64,180 @@ def test_token_zero_does_not_match_as_padding():
     assert accept(tokens, chosen, tree.buffers()).count.tolist() == [1]
 
 
-def test_sample_is_greedy_at_temperature_zero():
-    logits = torch.randn(4, 3, 11, generator=torch.Generator().manual_seed(0))
-    draws = torch.rand(4, 3, generator=torch.Generator().manual_seed(1))
-    assert torch.equal(sample(logits, torch.zeros(4), torch.ones(4), draws), logits.argmax(-1))
+@given(trees(), st.integers(0, 2**31), st.floats(0.02, 0.5), st.floats(0.1, 1.0))
+def test_typical_equals_the_paper_spelled_out(tree: Tree, seed: int, epsilon: float, alpha: float):
+    generator = torch.Generator().manual_seed(seed)
+    tokens = random_tokens(tree, 5, generator)
+    p = torch.softmax(2 * torch.randn(tree.width, 5, generator=generator), -1)
+    likely, summed = typical(
+        tokens[None], p[None], torch.tensor([epsilon]), torch.tensor([alpha]), tree.buffers()
+    )
+    chosen = p.argmax(-1)
+    got = accept(tokens[None], chosen[None], tree.buffers(), likely, summed)
+    nodes = [(), *tree.paths]
+    best: tuple[int, float, int] = (0, 0.0, 0)
+    scores = {0: 0.0}
+    for node in range(1, tree.width):
+        parent = nodes.index(nodes[node][:-1])
+        entropy = -sum(float(q) * np.log(float(q)) for q in p[parent] if q > 0)
+        share = float(p[parent, tokens[node]])
+        if parent in scores and share > min(epsilon, alpha * np.exp(-entropy)):
+            scores[node] = scores[parent] + np.log(share)
+            best = max(best, (len(nodes[node]), scores[node], -node))
+    assert got.count[0] == best[0] + 1
+    # Equally long paths can be equally probable within rounding: the score decides, not the node.
+    node = int(got.node[0])
+    assert node in scores
+    assert scores[node] == pytest.approx(best[1], abs=1e-4)
+    assert got.root[0] == chosen[node]
 
 
-@settings(deadline=None, max_examples=20)
-@given(st.integers(0, 1000), st.sampled_from([0.5, 1.0, 2.0]), st.sampled_from([0.3, 0.8, 1.0]))
-def test_sample_inverts_the_nucleus_distribution(seed: int, temperature: float, top_p: float):
-    logits = torch.randn(7, generator=torch.Generator().manual_seed(seed))
-    probabilities = torch.softmax(logits / temperature, -1).tolist()
-    kept, mass = {}, 0.0
-    for token in sorted(range(7), key=lambda t: -probabilities[t]):
-        if mass >= top_p:
-            break
-        kept[token] = probabilities[token]
-        mass += probabilities[token]
-    draws = (torch.arange(2000) + 0.5) / 2000
-    size = len(draws)
-    tokens = sample(
-        logits.expand(1, size, 7), torch.tensor([temperature]), torch.tensor([top_p]), draws[None]
-    )[0]
-    share = torch.bincount(tokens, minlength=7) / size
-    for token in range(7):
-        assert abs(share[token] - kept.get(token, 0.0) / sum(kept.values())) < 2e-3
+# -- what is committed has the base's distribution ---------------------------------------------------
 
 
-def test_rows_have_their_own_rule():
-    logits = torch.tensor([[[0.0, 0.1, 0.0]], [[0.0, 0.1, 0.0]]])
-    tokens = sample(logits, torch.tensor([0.0, 1.0]), torch.ones(2), torch.tensor([[0.99], [0.99]]))
-    assert tokens.tolist() == [[1], [2]]
+def language(vocabulary: int, seed: int) -> torch.Tensor:
+    """A base whose next token depends on the last one only: [V, V] logits."""
+    return 1.5 * torch.randn(vocabulary, vocabulary, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("flat", [True, False])
-def test_nucleus_of_a_large_vocabulary_is_exact_whether_or_not_it_is_small(flat):
-    """A flat distribution's nucleus has more than the thousand tokens that are looked at first."""
-    size = 5000
-    logits = torch.linspace(0.0, 0.1 if flat else 30.0, size)[torch.randperm(size)]
-    probabilities = torch.softmax(logits, -1)
-    order = probabilities.argsort(descending=True)
-    count = int((probabilities[order].cumsum(0) < 0.9).sum()) + 1
-    assert (count > 1024) == flat
-    draws = torch.rand(1, 4000, generator=torch.Generator().manual_seed(0))
-    tokens = sample(logits.expand(1, 4000, size), torch.tensor([1.0]), torch.tensor([0.9]), draws)
-    assert set(tokens.unique().tolist()) <= set(order[:count].tolist())
-    if not flat:
-        assert len(tokens.unique()) > count // 2
+def distributions(logits: torch.Tensor, params: SamplingParams) -> np.ndarray:
+    """[V, V] by the definition: temperature, top-k, top-p of what is left, in float64."""
+    out = np.zeros(logits.shape)
+    for last, row in enumerate(logits.double().numpy()):
+        p = np.exp(row / params.temperature)
+        p /= p.sum()
+        order = np.argsort(-p)
+        kept = order[: params.top_k or None]
+        mass, total = 0.0, p[kept].sum()
+        for token in kept:
+            if mass >= params.top_p * total:
+                break
+            out[last, token] = p[token]
+            mass += p[token]
+    return out / out.sum(-1, keepdims=True)
+
+
+def rejection(tree: Tree, tokens: list[int], p: np.ndarray, rng: np.random.Generator) -> list[int]:
+    """Tree rejection sampling spelled out: siblings in order, then the residual (see `medusa.acceptance`)."""
+    node, said = 0, []
+    while True:
+        left, taken = p[tokens[node]].copy(), None
+        for child in children_of(tree, node):
+            if rng.random() < left[tokens[child]]:
+                taken = child
+                break
+            left[tokens[child]] = 0.0
+            left /= left.sum()
+        if taken is None:
+            return [*said, int(rng.choice(len(left), p=left))]
+        said.append(tokens[taken])
+        node = taken
+
+
+@functools.cache
+def draws_of(seed: int) -> Draws:
+    return Draws(seed)
+
+
+def commit_many(
+    tree: Tree, tokens: torch.Tensor, logits: torch.Tensor, params: SamplingParams, times: int
+) -> list[tuple]:
+    """What the kit commits after the root, for many seeds at once."""
+    rows = tokens.expand(times, -1)
+    rules = gather_rules(
+        [SamplingParams(**{**vars(params), "seed": seed}) for seed in range(times)],
+        [draws_of(seed) for seed in range(times)],
+        [0] * times,
+        [[]] * times,
+        tree.depth,
+        logits.shape[0],
+    )
+    buffers = tree.buffers()
+    chosen, likely, weight = choose(logits[rows], rows, buffers, rules)
+    accepted = accept(rows, chosen, buffers, likely, weight)
+    said = []
+    for row in range(times):
+        count = int(accepted.count[row])
+        said.append((*rows[row, accepted.path[row, 1:count]].tolist(), int(accepted.root[row])))
+    return said
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(1.0),
+        SamplingParams(0.6),
+        SamplingParams(1.3, top_p=0.8),
+        SamplingParams(1.0, top_k=3),
+        SamplingParams(0.9, top_p=0.9, top_k=4),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("tree", [Tree([(0,), (1,), (2,)]), DEEP, Tree.chain(3)], ids=repr)
+def test_the_committed_text_has_the_bases_distribution(tree: Tree, params: SamplingParams):
+    """Chi-square over what is committed, and the rule of rejection sampling beside it commits as much."""
+    vocabulary, times = 6, 5000
+    logits = language(vocabulary, seed=3)
+    p = distributions(logits, params)
+    tokens = random_tokens(tree, vocabulary, torch.Generator().manual_seed(11))
+    said = commit_many(tree, tokens, logits, params, times)
+    first = int(tokens[0])
+    # every continuation that can be committed, with its probability by the chain rule
+    chances: dict[tuple, float] = {}
+
+    def spread(node: int, so_far: tuple, chance: float) -> None:
+        held = {int(tokens[child]): child for child in children_of(tree, node)}
+        for token in range(vocabulary):
+            share = chance * p[int(tokens[node]), token]
+            if share <= 0:
+                continue
+            if token in held:
+                spread(held[token], (*so_far, token), share)
+            else:
+                chances[(*so_far, token)] = share
+
+    spread(0, (), 1.0)
+    assert sum(chances.values()) == pytest.approx(1.0)
+    seen = Counter(said)
+    assert set(seen) <= set(chances), f"after {first}: text that the base cannot write"
+    common = [text for text, chance in chances.items() if chance * times >= 5]
+    rest = times - sum(seen[text] for text in common)
+    observed = [seen[text] for text in common] + [rest]
+    expected = [chances[text] * times for text in common]
+    expected.append(times - sum(expected))
+    if expected[-1] < 1:
+        observed, expected = (
+            observed[:-1],
+            [e * sum(observed[:-1]) / sum(expected[:-1]) for e in expected[:-1]],
+        )
+    assert chisquare(observed, expected).pvalue > 1e-4
+    rng = np.random.default_rng(0)
+    listed = tokens.tolist()
+    reference = [rejection(tree, listed, p, rng) for _ in range(times)]
+    lengths = np.mean([len(text) for text in said]), np.mean([len(text) for text in reference])
+    assert lengths[0] == pytest.approx(
+        lengths[1], abs=4 * np.std([len(t) for t in reference]) * (2 / times) ** 0.5
+    )
+    assert set(map(tuple, reference)) <= set(chances)
+
+
+def test_typical_at_temperature_zero_is_greedy():
+    logits = language(6, seed=1)
+    tokens = random_tokens(DEEP, 6, torch.Generator().manual_seed(2))[None]
+    greedy = choose(
+        logits[tokens], tokens, DEEP.buffers(), gather_rules([SamplingParams()], [None], [0], [[]], 3, 6)
+    )
+    params = SamplingParams(acceptance="typical")
+    other = choose(logits[tokens], tokens, DEEP.buffers(), gather_rules([params], [None], [0], [[]], 3, 6))
+    assert torch.equal(greedy[0], other[0])
+    assert other[1] is None
+
+
+def test_typical_commits_more_than_lossless_and_ends_with_a_sample():
+    logits = language(6, seed=4)
+    tokens = random_tokens(DEEP, 6, torch.Generator().manual_seed(5))
+    lossless = commit_many(DEEP, tokens, logits, SamplingParams(1.0), 400)
+    loose = commit_many(DEEP, tokens, logits, SamplingParams(1.0, acceptance="typical"), 400)
+    assert np.mean([len(text) for text in loose]) > np.mean([len(text) for text in lossless])
+    assert len({text[:-1] for text in loose}) == 1  # the rule itself draws nothing
+    assert len({text[-1] for text in loose}) > 2  # the token after it is drawn

@@ -2,7 +2,7 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from medusa.cache import TreeCache
+from medusa.cache import CacheView, TreeCache, commit
 from medusa.errors import MedusaError
 
 LAYERS, BATCH, KV_HEADS, CAPACITY, HEAD_DIM = 2, 3, 2, 32, 16
@@ -31,9 +31,9 @@ def test_update_writes_where_it_was_told_and_nowhere_else():
     cache = new_cache()
     before = cache.keys.clone()
     positions = torch.tensor([[4, 5, 6], [9, 10, 11]])
-    cache.bind(slice(1, 3), positions, span=16)
+    view = CacheView(*cache.rows(1, 3), positions, span=16)
     new = torch.randn(2, KV_HEADS, 3, HEAD_DIM)
-    keys, values = cache.update(new, new, 1)
+    keys, values = view.update(new, new, 1)
     assert keys.shape == values.shape == (2, KV_HEADS, 16, HEAD_DIM)
     for row in range(2):
         for q in range(3):
@@ -55,11 +55,11 @@ def test_commit_equals_copying_one_entry_after_the_other(seed):
         for depth in range(1, 4):
             for store, source in zip((keys, values), old, strict=True):
                 store[:, row, :, lengths[row] + depth] = source[:, row, :, lengths[row] + path[row, depth]]
-    cache.commit(slice(0, BATCH), lengths, path)
+    commit(*cache.rows(0, BATCH), lengths, path)
     assert torch.equal(cache.keys, keys)
     assert torch.equal(cache.values, values)
 
 
 def test_overflow_is_refused():
     with pytest.raises(MedusaError, match="holds 32 positions and 33 are needed"):
-        new_cache().bind(slice(0, 1), torch.tensor([[32]]), span=33)
+        new_cache().check_span(33)

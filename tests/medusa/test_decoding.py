@@ -5,9 +5,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from medusa.decoding import Engine, draft
+from medusa.decoding import Engine
 from medusa.errors import MedusaError
 from medusa.generation import Request, generate
+from medusa.sampling import SamplingParams
+from medusa.step import draft
 from medusa.tree import Tree
 from tests.medusa.models import FAMILIES, HIDDEN, VOCABULARY, small_heads, small_model
 from tests.medusa.test_tree import trees
@@ -119,7 +121,7 @@ def test_draft_equals_asking_each_head_along_each_path(kind):
     hidden, root = torch.randn(2, HIDDEN), torch.tensor([3, 9])
     embed, weight = model.get_input_embeddings(), model.get_output_embeddings().weight
     with torch.inference_mode():
-        tokens = draft(heads, embed, weight, BUSHY.buffers(), hidden, root)
+        tokens = draft(heads, heads.projections(weight), embed, BUSHY.buffers(), hidden, root)
         for row in range(2):
             for node, path in enumerate(BUSHY.paths, start=1):
                 so_far = [int(root[row])]
@@ -147,7 +149,10 @@ def test_sampling_with_a_tree_draws_from_the_base():
         first = model(torch.tensor([[5, 6, 7]])).logits[0, -1]
     expected = torch.softmax(first / 1.5, -1)
     engine = Engine(model, heads, Tree.chain(2), batch=8, max_length=64)
-    requests = [Request(ids=[5, 6, 7], max_new_tokens=2, temperature=1.5, seed=s, key=s) for s in range(600)]
+    requests = [
+        Request(ids=[5, 6, 7], max_new_tokens=2, sampling=SamplingParams(1.5, seed=s), key=s)
+        for s in range(600)
+    ]
     drawn = [done.token_ids[0] for done in generate(engine, requests, eos_ids=set())]
     share = torch.bincount(torch.tensor(drawn), minlength=VOCABULARY) / len(drawn)
     assert (
@@ -157,8 +162,9 @@ def test_sampling_with_a_tree_draws_from_the_base():
 
 def test_a_seed_fixes_the_answer_whatever_else_is_in_flight():
     model = small_model()
-    alone = answers(Engine(model, batch=1, max_length=128), prompts(), temperature=1.0, seed=7)
-    together = answers(Engine(model, batch=4, max_length=128), prompts(), temperature=1.0, seed=7)
+    rules = SamplingParams(1.0, seed=7)
+    alone = answers(Engine(model, batch=1, max_length=128), prompts(), sampling=rules)
+    together = answers(Engine(model, batch=4, max_length=128), prompts(), sampling=rules)
     assert alone == together
 
 

@@ -28,14 +28,15 @@ def checkpoint(loop, tmp_path) -> Path:
 def curve(path: Path, *seconds: float) -> Path:
     """A step-cost file: widths 1, 2, 4, 8, ... with these times."""
     steps = [{"width": 2**i, "median": s, "low": s, "high": s} for i, s in enumerate(seconds)]
-    path.write_text(json.dumps({"format": 1, "dtype": "float32", "steps": steps}))
+    value = {"format": 2, "about": {"dtype": "float32"}, "curves": [{"batch": 1, "steps": steps}]}
+    path.write_text(json.dumps(value))
     return path
 
 
 def test_cost_is_written_and_read_by_search(loop, checkpoint, tmp_path):
     words = [*loop.options()[2:], "--checkpoint", str(checkpoint)]
     shown = run("cost", *words, "--widths", "1,2,4", "--out", str(tmp_path / "cost.json"))
-    steps = json.loads((tmp_path / "cost.json").read_text())["steps"]
+    steps = json.loads((tmp_path / "cost.json").read_text())["curves"][0]["steps"]
     assert [step["width"] for step in steps] == [1, 2, 4]
     assert all(0 < step["low"] <= step["median"] <= step["high"] for step in steps)
     assert "quartiles" in shown
@@ -97,7 +98,7 @@ def test_show_draws_every_node(checkpoint):
 def test_a_curve_that_makes_no_sense(checkpoint, tmp_path, step):
     path = curve(tmp_path / "c.json", 1.0, 1.0)
     value = json.loads(path.read_text())
-    value["steps"][1].update(step)
+    value["curves"][0]["steps"][1].update(step)
     path.write_text(json.dumps(value))
-    with pytest.raises(MedusaError, match="no step-cost curve"):
+    with pytest.raises(MedusaError, match="no step costs"):
         run("tree", "search", "--checkpoint", str(checkpoint), "--cost", str(path))

@@ -16,6 +16,7 @@ from medusa.data.states import StatesCache
 from medusa.data.template import encode_prompt
 from medusa.errors import MedusaError
 from medusa.generation import Request
+from medusa.sampling import SamplingParams
 from tests.medusa.data.bases import make_tokenizer
 
 
@@ -91,7 +92,10 @@ def check_limits(backend: EngineBackend | VllmBackend, base: Base) -> None:
 
 def check_sampling(backend: EngineBackend | VllmBackend, base: Base) -> None:
     ids = asked(base, 1)[0]
-    hot = [Request(ids, max_new_tokens=8, temperature=1.0, top_p=0.95, seed=i, key=i) for i in range(6)]
+    hot = [
+        Request(ids, max_new_tokens=8, sampling=SamplingParams(1.0, top_p=0.95, seed=i), key=i)
+        for i in range(6)
+    ]
     said = {completion.key: tuple(completion.token_ids) for completion in backend.complete(hot)}
     assert len(set(said.values())) > 3
     whole = backend.complete([Request(ids, max_new_tokens=12, key=ids) for ids in asked(base, 8)])

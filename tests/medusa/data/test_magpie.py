@@ -86,10 +86,10 @@ def test_the_base_writes_after_its_templates_user_prefix(base: Base, tmp_path: P
         assert re.search(r"<\|im_start\|>user\n[^<]*$", text)
         assert text.startswith("<|im_start|>system\n")
         assert not text.endswith(" ")
-        assert request.temperature > 0
+        assert request.sampling.temperature > 0
     for request, text in answers:
         assert text.endswith("<|im_end|>\n<|im_start|>assistant\n")
-        assert request.temperature == 0
+        assert request.sampling.temperature == 0
     assert any("<|im_start|>assistant\n" in text for _, text in users)
 
 
