@@ -25,13 +25,13 @@ from medusa.checkpoint import CONFIG, save_checkpoint
 from medusa.errors import MedusaError
 from medusa.files import write_json
 from medusa.hardware import native_bf16
-from medusa.heads import DraftHeads, HeadsConfig, build_heads
-from medusa.training.batches import Batch, choose_draft_vocab, draft_lookup, make_batch, plan_epoch
+from medusa.training.batches import Batch, draft_lookup, make_batch, plan_epoch
 from medusa.training.evaluate import choose_segments, evaluate
 from medusa.training.objective import Objective
 from medusa.training.recipe import Recipe
 from medusa.training.schedule import Average, cosine_rate
-from medusa.training.sources import open_sources, token_frequencies
+from medusa.training.sources import open_sources
+from medusa.training.start import first_heads
 from medusa.training.state import StopRequest, load_state, run_key, save_state, sweep
 from medusa.training.trackers import check_trackers, flat
 
@@ -114,7 +114,9 @@ class _Run:
         self.base, self.source, self.validation, self.fingerprints = open_sources(
             recipe, dtype, self.accelerator.device
         )
-        self.heads, self.lookup = self._new_heads()
+        heads, self.started_from = first_heads(recipe, self.base, self.source)
+        self.heads = heads.to(self.accelerator.device)
+        self.lookup = draft_lookup(heads.draft_vocab, self.base.vocab_size)
         self.segments = choose_segments(self.validation.lengths, recipe.evaluation.max_tokens)
         self.steps_an_epoch = len(self._plan(0))
         self.total = self.steps_an_epoch * settings.epochs
@@ -137,20 +139,6 @@ class _Run:
         self.step = 0
         self.best: dict[str, Any] | None = None
         self.history: list[dict[str, Any]] = []
-
-    def _new_heads(self) -> tuple[DraftHeads, torch.Tensor | None]:
-        config = HeadsConfig(
-            hidden_size=self.base.hidden_size,
-            vocab_size=self.base.vocab_size,
-            **self.recipe.heads.model_dump(),
-        )
-        torch.manual_seed(self.recipe.training.seed)
-        heads = build_heads(config)
-        if config.draft_vocab_size is not None:
-            score = token_frequencies(self.source, self.base)
-            heads.draft_vocab.copy_(choose_draft_vocab(score, config.draft_vocab_size, self.base.eos_ids))
-        heads.start_lm_heads(self.base.model.get_output_embeddings().weight)
-        return heads.to(self.accelerator.device), draft_lookup(heads.draft_vocab, self.base.vocab_size)
 
     def _plan(self, epoch: int) -> list[list[list[int]]]:
         settings = self.recipe.training
@@ -203,6 +191,8 @@ class _Run:
             disable=not main,
             mininterval=0.5 if sys.stderr.isatty() else 15.0,  # a log file keeps every line
         )
+        if self.started_from is not None and not self.history:
+            self._evaluate(bar, 0.0)  # heads that only get worse must not replace those they began as
         while self.step < self.total:
             stopped = self._agreed(stop.signal)
             if stopped is not None:
@@ -332,6 +322,7 @@ class _Run:
 
     def _publish(self, calibration: Any, tree: Any, tokens_per_second: float) -> None:
         card = self.recipe.card
+        earlier = {} if self.started_from is None else {"started_from": self.started_from}
         made = provenance.collect(
             base=self.base,
             data=self.fingerprints,
@@ -342,6 +333,7 @@ class _Run:
                 "total_steps": self.total,
                 "tokens_per_second": round(tokens_per_second, 1),
             },
+            **earlier,
         )
         figures = {
             f"simulated acceptance length, {tree.width} nodes": f"{self.best['acceptance_length']:.3f}",

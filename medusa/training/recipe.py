@@ -65,6 +65,9 @@ class HeadsSection(_Section):
 class TrainingSection(_Section):
     """The optimisation."""
 
+    start: str | None = Field(
+        None, description="folder of a checkpoint whose heads learn on; null: new heads (the identity)"
+    )
     epochs: int = Field(5, ge=1, description="passes over the training answers")
     batch_tokens: int = Field(
         2048, ge=1, description="answer tokens of one batch of one process; whole answers"

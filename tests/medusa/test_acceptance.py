@@ -241,3 +241,49 @@ def test_typical_commits_more_than_lossless_and_ends_with_a_sample():
     assert np.mean([len(text) for text in loose]) > np.mean([len(text) for text in lossless])
     assert len({text[:-1] for text in loose}) == 1  # the rule itself draws nothing
     assert len({text[-1] for text in loose}) > 2  # the token after it is drawn
+
+
+def test_total_variation_on_the_real_base(smollm2, request):
+    """What a step with the shipped heads commits first is as near to the base's distribution as plain
+    draws from it are."""
+    from medusa.attention import grouped
+    from medusa.base import load_base
+    from medusa.cache import CacheView
+    from medusa.checkpoint import load_checkpoint
+    from medusa.decoding import Engine
+    from medusa.step import Step, draft
+
+    base = load_base(str(smollm2), dtype=torch.float32)
+    shipped = request.config.rootpath / "checkpoints/smollm2-135m-shopping-hydra"
+    heads = load_checkpoint(shipped, base).heads
+    tree = Tree([(0,), (1,), (2,), (3,), (0, 0), (0, 1), (1, 0)])
+    engine = Engine(base.model, heads, tree, max_length=128, pack=False)
+    ids = base.tokenizer.encode("A good waterproof jacket for hiking should")
+    engine.prefill(0, ids)
+    step = Step(base.model, heads, tree)
+    with torch.inference_mode(), grouped(base.model.config):
+        tokens = draft(heads, step.projections, step.embed, step.tree, engine.hidden, engine.root)
+        positions, keys, visible = step._view(engine.lengths, 64)
+        slots = engine.lengths[:, None] + torch.arange(tree.width)
+        view = CacheView(*engine.cache.rows(0, 1), slots, 64)
+        logits = step.lm_head(step.base(tokens, positions, keys, visible, view))
+    params = SamplingParams(0.9, top_p=0.95)
+    exact = torch.from_numpy(distributions(logits[0, :1], params)[0])
+    held = {int(token) for token in tokens[0, 1:5]}
+    assert 0.2 < float(exact[list(held)].sum()) < 0.999, "the heads guess something, and not everything"
+    drawn = []
+    for first in range(0, 1024, 16):
+        seeds = range(first, first + 16)
+        rules = gather_rules(
+            [params] * 16, [Draws(seed) for seed in seeds], [0] * 16, [[]] * 16, 2, logits.shape[-1]
+        )
+        chosen, likely, weight = choose(logits.expand(16, -1, -1), tokens.expand(16, -1), step.tree, rules)
+        accepted = accept(tokens.expand(16, -1), chosen, step.tree, likely, weight)
+        said = torch.where(accepted.count > 1, tokens[0, accepted.path[:, min(1, tree.depth)]], accepted.root)
+        drawn += said.tolist()
+
+    def variation(sample):
+        return float((torch.bincount(sample, minlength=len(exact)) / len(sample) - exact).abs().sum() / 2)
+
+    plain = [variation(torch.multinomial(exact, len(drawn), replacement=True)) for _ in range(20)]
+    assert variation(torch.tensor(drawn)) < max(plain) * 1.15

@@ -108,3 +108,43 @@ def test_a_checkpoint_of_another_base_is_refused(loop, tmp_path):
             ["generate", "--prompt", "x", *loop.options()[:2], "--base", str(other)],
             catch_exceptions=False,
         )
+
+
+@pytest.mark.parametrize(
+    "rules", [["--temperature", "0.9"], ["--temperature", "4", "--top-k", "20", "--top-p", "0.95"]]
+)
+def test_one_seed_gives_one_answer_with_and_without_heads(loop, rules):
+    words = [*loop.options(), "--json", "--max-new-tokens", "24", *rules]
+    tree, plain = (json.loads(generate(*words, "--seed", "3", *extra)) for extra in ([], ["--plain"]))
+    assert tree["token_ids"] == plain["token_ids"]
+    assert json.loads(generate(*words, "--seed", "4"))["token_ids"] != tree["token_ids"]
+
+
+def test_repetition_penalty_and_typical_acceptance_reach_the_engine(loop):
+    words = [*loop.options(), "--json", "--max-new-tokens", "20"]
+    assert json.loads(generate(*words, "--repetition-penalty", "3"))["token_ids"] != loop.said(20)
+    hot = [*words, "--temperature", "1.0", "--seed", "1"]
+    loose = json.loads(generate(*hot, "--acceptance", "typical"))
+    assert loose["acceptance_length"] >= json.loads(generate(*hot))["acceptance_length"]
+
+
+def test_adaptive_trees_say_the_same(loop, monkeypatch, tmp_path):
+    monkeypatch.setenv("MEDUSA_HOME", str(tmp_path))
+    words = [*loop.options(), "--json", "--max-new-tokens", "40"]
+    assert json.loads(generate(*words, "--tree", "adaptive"))["token_ids"] == loop.said(40)
+    cost = CliRunner().invoke(app, ["cost", *loop.options(), "--save"], catch_exceptions=False)
+    assert cost.exit_code == 0, cost.output
+    assert len(list((tmp_path / "costs").glob("*.json"))) == 1
+    assert json.loads(generate(*words, "--tree", "adaptive"))["token_ids"] == loop.said(40)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--top-p", "0"], "top_p must be above 0"),
+        (["--repetition-penalty", "-1"], "repetition_penalty must be above 0"),
+    ],
+)
+def test_rules_that_make_no_sense(loop, words, says):
+    with pytest.raises(MedusaError, match=says):
+        generate(*loop.options(), *words)
