@@ -14,13 +14,15 @@ from rich.console import Console
 
 from medusa.errors import CheckFailed, MedusaError
 from medusa_cli import endings
-from medusa_cli.common import Dtype
+from medusa_cli.common import Dtype, Weights
 
 RUN_EXAMPLES = """[bold]Examples[/bold]
 
   python -m eval run --checkpoint checkpoints/smollm2-135m-shopping-hydra --data test --out runs/hydra
 
   python -m eval run --checkpoint heads --data test --limit 24 --dtype float32 --out runs/exact
+
+  python -m eval run --checkpoint heads --data test --limit 24 --weights int8 --out runs/int8
 
   python -m eval run --checkpoint heads --data question.jsonl --turns all --out runs/spec-bench
 
@@ -97,6 +99,10 @@ def run_command(
         typer.Option("--limit", min=1, help="Decode a balanced subset of this many conversations."),
     ] = None,
     dtype: Annotated[Dtype, typer.Option("--dtype", help="Number format of the weights.")] = Dtype.auto,
+    weights: Annotated[
+        Weights,
+        typer.Option("--weights", help="int8: the base's linear layers in 8 bits, on a CPU, in every mode."),
+    ] = Weights.full,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Conversations decoded together.")] = 1,
     max_new_tokens: Annotated[
         int, typer.Option("--max-new-tokens", min=1, help="Most tokens of each answer.")
@@ -153,6 +159,7 @@ def run_command(
         base=base,
         limit=limit,
         dtype=dtype_name,
+        weights=weights.value,
         batch=batch,
         max_new_tokens=max_new_tokens,
         repeats=repeats,

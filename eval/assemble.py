@@ -20,6 +20,7 @@ from eval.subject import Options, Subject
 from medusa.calibration import Calibration
 from medusa.cost import WIDTHS, measure_step_cost
 from medusa.errors import MedusaError
+from medusa.quantize import count_parameters
 
 
 @dataclass(frozen=True)
@@ -126,12 +127,13 @@ def assemble(
             base=checkpoint.config["base"]["name"],
             base_fingerprint=base.fingerprint,
             parameters=sum(parameter.numel() for parameter in checkpoint.heads.parameters()),
-            base_parameters=sum(parameter.numel() for parameter in base.model.parameters()),
+            base_parameters=count_parameters(base.model),
             provenance=checkpoint.provenance,
         ),
         data=data,
         settings=results.Settings(
             dtype=options.dtype,
+            weights=options.weights,
             batch=options.batch,
             max_new_tokens=options.max_new_tokens,
             repeats=options.repeats,

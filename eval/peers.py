@@ -1,6 +1,6 @@
 """Other implementations of plain decoding, on the same prompts: is our own baseline a fair one?
 
-Each is greedy, in the run's dtype, with the same stop rule, one prompt at a time.
+Each is greedy, in the run's dtype and with its weights, with the same stop rule, one prompt at a time.
 """
 
 from __future__ import annotations
@@ -240,7 +240,14 @@ def open_peers(
     if auto or "transformers" in names:
         peers.append(TransformersPeer(base))
     if auto or "vllm" in names:
-        if vllm_url is not None:
+        if base.weights != "full":
+            reason = f"it would run the full weights, and this run has {base.weights} ones"
+            if not auto:
+                raise MedusaError(
+                    f"--peers {wanted}: vllm cannot stand beside --weights {base.weights}: {reason}"
+                )
+            left_out["vllm"] = reason
+        elif vllm_url is not None:
             peers.append(VllmServerPeer(base, vllm_url))
         elif importlib.util.find_spec("vllm") is not None:
             try:

@@ -229,9 +229,10 @@ class Data(Record):
 
 
 class Settings(Record):
-    """How it was decoded."""
+    """How it was decoded. `weights`: how the base's linear layers were kept, in every mode."""
 
     dtype: Literal["float32", "bfloat16"]
+    weights: Literal["full", "int8"] = "full"
     batch: int
     max_new_tokens: int
     repeats: int

@@ -87,7 +87,7 @@ def _check(options: Options) -> None:
 
 def _settings(options: Options, prompts: Prompts, subject: Subject) -> dict[str, Any]:
     """What a resumed run must share with the one it goes on with."""
-    names = ("dtype", "batch", "max_new_tokens", "repeats", "seed", "peers", "peer_conversations")
+    names = ("dtype", "weights", "batch", "max_new_tokens", "repeats", "seed", "peers", "peer_conversations")
     return {
         **{name: getattr(options, name) for name in names},
         "checkpoint": sha256_file(options.checkpoint / WEIGHTS),

@@ -29,6 +29,7 @@ class Options:
         base: name, folder or Hub id; None: the one the checkpoint names.
         limit: conversations; None: all.
         dtype: `float32` or `bfloat16`.
+        weights: `full`, or `int8` for the base's linear layers, in every mode.
         batch: conversations decoded together.
         max_new_tokens: of each answer.
         repeats: of every measurement.
@@ -51,6 +52,7 @@ class Options:
     base: str | None = None
     limit: int | None = None
     dtype: str = "bfloat16"
+    weights: str = "full"
     batch: int = 1
     max_new_tokens: int = 256
     repeats: int = 3
@@ -107,10 +109,10 @@ def _load_base(options: Options) -> Base:
     """The base asked for, or the one that the checkpoint names."""
     dtype = getattr(torch, options.dtype)
     if options.base is not None:
-        return load_base(options.base, dtype=dtype, device=options.device)
+        return load_base(options.base, dtype=dtype, device=options.device, weights=options.weights)
     name = load_checkpoint(options.checkpoint).config["base"].get("name")
     try:
-        return load_base(str(name), dtype=dtype, device=options.device)
+        return load_base(str(name), dtype=dtype, device=options.device, weights=options.weights)
     except MedusaError as error:
         raise MedusaError(
             f"{options.checkpoint} belongs to the base {name!r}, which cannot be loaded ({error}); "

@@ -71,10 +71,11 @@ def what_ran(results: Results) -> str:
     count = plural(data.conversations, "conversation")
     if data.conversations < data.out_of:
         count += f" of {data.out_of:,}"
+    weights = "" if settings.weights == "full" else f", {settings.weights} weights"
     return (
         f"{heads['kind']}, {plural(heads['num_heads'], 'head')}, tree of {results.tree.width} nodes; "
-        f"{count} ({plural(data.turns, 'turn')}) from {data.name}; {settings.dtype}, batch {settings.batch}, "
-        f"greedy, up to {settings.max_new_tokens} tokens, {plural(settings.repeats, 'repeat')}"
+        f"{count} ({plural(data.turns, 'turn')}) from {data.name}; {settings.dtype}{weights}, "
+        f"batch {settings.batch}, greedy, up to {settings.max_new_tokens} tokens, {plural(settings.repeats, 'repeat')}"
     )
 
 
@@ -149,6 +150,8 @@ def side_by_side(runs: Mapping[str, Results]) -> list[tuple[str, ...]]:
         "speedup, chain": lambda r: interval(r.chain.speedup),
         "lossless": same,
     }
+    if any(results.settings.weights != "full" for results in runs.values()):
+        figures["weights"] = lambda r: r.settings.weights
     for peer in sorted({peer.name for results in runs.values() for peer in results.peers}):
         figures[f"tokens/s, {peer}"] = lambda r, peer=peer: (
             f"{r.tokens_per_second[peer]:.1f}" if peer in r.tokens_per_second else ""

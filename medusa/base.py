@@ -34,6 +34,7 @@ from transformers import (
 
 from medusa.errors import MedusaError
 from medusa.files import atomic_folder, medusa_home, sha256_file, sha256_json
+from medusa.quantize import quantize_linears
 
 _SAMPLE_BYTES = 256 * 1024  # of each tensor, about, that go into the weights' fingerprint
 _BLOCKS = 8  # in which they are read
@@ -83,6 +84,7 @@ class Base:
         tokenizer_fingerprint: of the vocabulary and of how a probe text is cut, hex.
         template_fingerprint: of the chat template, hex.
         config: the model's configuration.
+        weights: `full`, or `int8` where the linear layers were quantized.
     """
 
     name: str
@@ -93,6 +95,7 @@ class Base:
     tokenizer_fingerprint: str
     template_fingerprint: str
     config: PretrainedConfig | None = None
+    weights: str = "full"
 
     def __post_init__(self) -> None:
         if self.config is None:
@@ -260,16 +263,22 @@ def open_base(name: str) -> Base:
     )
 
 
-def load_base(name: str, dtype: torch.dtype = torch.bfloat16, device: str | torch.device = "cpu") -> Base:
+def load_base(
+    name: str,
+    dtype: torch.dtype = torch.bfloat16,
+    device: str | torch.device = "cpu",
+    weights: str = "full",
+) -> Base:
     """Opens a base and loads its weights, frozen and in eval mode.
 
     Args:
         name: a known name, a local folder or a Hub id.
         dtype: of the weights in memory.
         device: where they go.
+        weights: `full`, or `int8` to quantize the linear layers; see `quantize.py`.
 
     Raises:
-        MedusaError: there is no such base, or its files are not those of a causal LM.
+        MedusaError: there is no such base, its files are not those of a causal LM, or int8 weights do not run there.
     """
     base = open_base(name)
     try:
@@ -287,6 +296,9 @@ def load_base(name: str, dtype: torch.dtype = torch.bfloat16, device: str | torc
             "was it cut short, or is the config another model's?"
         )
     base.model = model.to(device).eval().requires_grad_(False)
+    if weights == "int8":
+        quantize_linears(base.model)
+        base.weights = weights
     return base
 
 

@@ -25,6 +25,7 @@ from medusa.tree import Tree
 
 WIDTHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64)
 BATCHES = (1, 2, 4, 8, 16, 32)
+_SLOW = 0.25  # seconds; quicker steps are all measured, however much slower than plain decoding
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class CostModel:
 
     Attributes:
         curves: rows -> steps by width, ascending; width 1, plain decoding, among them.
-        about: what was measured: the processor, base, heads and number format.
+        about: what was measured: the processor, base, heads and the format of its numbers and weights.
     """
 
     curves: Mapping[int, Sequence[StepCost]]
@@ -133,6 +134,7 @@ def cost_about(base: Base, heads: DraftHeads) -> dict[str, Any]:
     return {
         "processor": processor(weight.device),
         "dtype": str(weight.dtype).removeprefix("torch."),
+        "weights": base.weights,
         "base": base.fingerprint,
         "heads": heads.config.to_dict(),
     }
@@ -212,7 +214,8 @@ def measure_step_cost(
 
     Returns:
         One entry for each width, ascending. Left out are widths for which the heads have too few guesses, and widths
-        whose first step took longer than K + 1 plain ones: a step commits at most K + 1 tokens, so they cannot pay.
+        whose first step took far longer than K + 1 plain ones: a step commits at most K + 1 tokens, so they cannot
+        pay.
 
     Raises:
         MedusaError: none of the widths can be had.
@@ -237,19 +240,17 @@ def measure_step_cost(
             began = time.perf_counter()
             engine.step()
             took = time.perf_counter() - began
-            if repeat >= 2:
-                seconds[width].append(took)
-            elif repeat == 1:  # the first round allocates memory and says nothing
-                seconds[width].append(took)
-                if took > (depth + 2) * seconds[min(seconds)][0]:
-                    for wider in [w for w in trees if w >= width and w > 1]:
-                        del trees[wider], seconds[wider]
-                    break
+            seconds[width].append(took)
+            if repeat == 0 and took > max(_SLOW, (depth + 2) * seconds[min(trees)][0]):
+                trees = {
+                    narrow: tree for narrow, tree in trees.items() if narrow < width or narrow == min(trees)
+                }
+                break
         if repeat == 1:
-            for times in seconds.values():
+            for times in seconds.values():  # the first rounds allocate memory and choose kernels
                 times.clear()
     result = []
-    for width, times in seconds.items():
-        low, median, high = statistics.quantiles(times, n=4)
+    for width in trees:
+        low, median, high = statistics.quantiles(seconds[width], n=4, method="inclusive")
         result.append(StepCost(width, median, low, high))
     return result

@@ -65,7 +65,7 @@ class Engine:
         tree: the candidate tree; None: plain decoding.
         batch: rows.
         max_length: most tokens of a row, prompt and answer together.
-        pack: lay the weights of a frozen float32 model on a CPU out a second time for small batches; see `packing.py`.
+        pack: lay the weights of a frozen float32 model on a CPU out a second time for few rows; see `packing.py`.
         compile: run prefill and step under `torch.compile`. Each batch size (rounded up to a power of two), tree and
             span of the cache (in steps of 256) compiles once, which takes a minute or so for a real base.
 
@@ -95,9 +95,9 @@ class Engine:
                 f"{self.config.hidden_size}; use the base that the heads were trained on"
             )
         if pack:
-            for module in (model, heads):
-                if module is not None:
-                    pack_linears(module)
+            pack_linears(model)
+            if heads is not None:
+                pack_linears(heads, exact=False)
         self._steps: dict[Tree, Step] = {}
         self._prefill = self._ready(Prefill(model))
         self._grain = COMPILED_SPAN if compile else SPAN

@@ -14,6 +14,8 @@ from medusa_cli.common import (
     Dtype,
     DtypeOption,
     TreeOption,
+    Weights,
+    WeightsOption,
     examples,
     notes,
     out,
@@ -38,6 +40,7 @@ def chat(
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 512,
     dtype: DtypeOption = Dtype.auto,
+    weights: WeightsOption = Weights.full,
     plain: Annotated[bool, typer.Option("--plain", help="Start with the heads off.")] = False,
     tree: TreeOption = None,
     base: BaseOption = None,
@@ -45,7 +48,7 @@ def chat(
     """Talk to the base. Tokens that heads guessed and the base confirmed are underlined in colour."""
     from medusa_cli.session import Session
 
-    session = Session.open(checkpoint, base=base, dtype=dtype, tree=tree, plain=plain)
+    session = Session.open(checkpoint, base=base, dtype=dtype, tree=tree, plain=plain, weights=weights)
     Chat(session, system, max_new_tokens, plain).run()
 
 

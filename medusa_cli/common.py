@@ -40,6 +40,13 @@ class Dtype(enum.StrEnum):
         return torch.bfloat16 if self is Dtype.bfloat16 else torch.float32
 
 
+class Weights(enum.StrEnum):
+    """How the base's linear layers are kept: as the dtype says, or quantized to 8 bits."""
+
+    full = "full"
+    int8 = "int8"
+
+
 def device() -> str:
     """Where models run: the first GPU if there is one."""
     import torch
@@ -60,6 +67,13 @@ CheckpointOption = Annotated[
     ),
 ]
 DtypeOption = Annotated[Dtype, typer.Option("--dtype", help="Number format of the weights.")]
+WeightsOption = Annotated[
+    Weights,
+    typer.Option(
+        "--weights",
+        help="int8: the base's linear layers in 8 bits, on a CPU: less memory, and a slightly different base.",
+    ),
+]
 TreeOption = Annotated[
     Path | None,
     typer.Option(

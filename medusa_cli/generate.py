@@ -17,6 +17,8 @@ from medusa_cli.common import (
     Dtype,
     DtypeOption,
     TreeOption,
+    Weights,
+    WeightsOption,
     examples,
     notes,
     utf8,
@@ -45,6 +47,7 @@ def generate(
     checkpoint: CheckpointOption = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens to answer with.")] = 256,
     dtype: DtypeOption = Dtype.auto,
+    weights: WeightsOption = Weights.full,
     plain: Annotated[bool, typer.Option("--plain", help="Decode without the heads, for comparison.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object when done.")] = False,
     tree: TreeOption = None,
@@ -84,7 +87,7 @@ def generate(
 
     from medusa_cli.session import Pieces, Session
 
-    session = Session.open(checkpoint, base=base, dtype=dtype, tree=tree, plain=plain)
+    session = Session.open(checkpoint, base=base, dtype=dtype, tree=tree, plain=plain, weights=weights)
     if no_template:
         ids = session.base.tokenizer.encode(prompt)
     else:

@@ -14,6 +14,8 @@ from medusa_cli.common import (
     CheckpointOption,
     Dtype,
     DtypeOption,
+    Weights,
+    WeightsOption,
     checkpoint_folder,
     examples,
     notes,
@@ -29,6 +31,7 @@ CALIBRATE_EXAMPLES = examples(
 COST_EXAMPLES = examples(
     "medusa cost --checkpoint runs/demo/hydra --out cost.json",
     "medusa cost --widths 1,4,16 --batches 1,8 --dtype float32",
+    "medusa cost --weights int8",
     "medusa cost --save",
 )
 
@@ -77,6 +80,7 @@ def cost(
         str | None, typer.Option(metavar="N,N,...", help="Rows decoded together.  [default: 1]")
     ] = None,
     dtype: DtypeOption = Dtype.auto,
+    weights: WeightsOption = Weights.full,
     target: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the curves as JSON.")
     ] = None,
@@ -97,7 +101,7 @@ def cost(
         raise MedusaError("--save measures every batch and width; leave out --widths and --batches")
     if 1 not in wanted:
         raise MedusaError(f"--widths {widths}: width 1, plain decoding, must be among them")
-    model = measured_cost(checkpoint, base, dtype, wanted, rows)
+    model = measured_cost(checkpoint, base, dtype, wanted, rows, weights)
     if target:
         model.to_json(target)
     if save:
@@ -134,12 +138,13 @@ def measured_cost(
     dtype: Dtype,
     widths: list[int] | None = None,
     batches: list[int] | None = None,
+    weights: Weights = Weights.full,
 ) -> CostModel:
     """A step's time, drafting included; `widths` None: the usual ones; `batches` None: one row."""
     from medusa.cost import WIDTHS, measure_cost_model
     from medusa_cli.session import open_heads
 
-    loaded, heads, _ = open_heads(checkpoint, base, dtype)
+    loaded, heads, _ = open_heads(checkpoint, base, dtype, weights=weights)
     with notes.status("measuring steps") as status:
         return measure_cost_model(
             loaded,

@@ -17,7 +17,7 @@ from medusa.generation import Completion, Request, generate
 from medusa.heads import DraftHeads
 from medusa.sampling import SamplingParams
 from medusa.tree import Tree
-from medusa_cli.common import ADAPTIVE, Dtype, checkpoint_folder, device, notes
+from medusa_cli.common import ADAPTIVE, Dtype, Weights, checkpoint_folder, device, notes
 
 MOST_CONTEXT = 8192  # the cache is allocated whole; longer conversations are rare and memory is not free
 
@@ -39,28 +39,35 @@ def base_of(folder: Path) -> str:
         ) from error
 
 
-def open_base(name: str, dtype: Dtype) -> Base:
+def open_base(name: str, dtype: Dtype, weights: Weights = Weights.full) -> Base:
     """Loads a base, saying so: fetching it takes a while the first time."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # one bar for each tensor that is read says nothing to anyone
     chosen = dtype.resolve()
-    with notes.status(f"loading {name} in {str(chosen).removeprefix('torch.')}"):
-        return load_base(name, dtype=chosen, device=device())
+    how = str(chosen).removeprefix("torch.") + (", int8 weights" if weights is Weights.int8 else "")
+    with notes.status(f"loading {name} in {how}"):
+        return load_base(name, dtype=chosen, device=device(), weights=weights.value)
 
 
 def open_heads(
-    checkpoint: Path | None, base: str | None, dtype: Dtype, tree: Path | None = None
+    checkpoint: Path | None,
+    base: str | None,
+    dtype: Dtype,
+    tree: Path | None = None,
+    weights: Weights = Weights.full,
 ) -> tuple[Base, DraftHeads, Tree]:
     """A checkpoint's base, heads and tree; `tree` names a file to use instead."""
-    loaded, found = open_checkpoint(checkpoint, base, dtype)
+    loaded, found = open_checkpoint(checkpoint, base, dtype, weights)
     return loaded, found.heads, Tree.from_json(tree) if tree else found.tree
 
 
-def open_checkpoint(checkpoint: Path | None, base: str | None, dtype: Dtype) -> tuple[Base, Checkpoint]:
+def open_checkpoint(
+    checkpoint: Path | None, base: str | None, dtype: Dtype, weights: Weights = Weights.full
+) -> tuple[Base, Checkpoint]:
     """A checkpoint and its base."""
     folder = checkpoint_folder(checkpoint)
-    loaded = open_base(base or base_of(folder), dtype)
+    loaded = open_base(base or base_of(folder), dtype, weights)
     return loaded, load_checkpoint(folder, loaded)
 
 
@@ -100,17 +107,18 @@ class Session:
         dtype: Dtype,
         tree: Path | None = None,
         plain: bool = False,
+        weights: Weights = Weights.full,
     ) -> Session:
         """Loads what is needed: with `plain` and a named base, no heads at all."""
         heads: DraftHeads | None = None
         chosen: Tree | AdaptiveTrees = Tree()
         if plain and base and checkpoint is None:
-            loaded = open_base(base, dtype)
+            loaded = open_base(base, dtype, weights)
         elif tree == ADAPTIVE:
-            loaded, found = open_checkpoint(checkpoint, base, dtype)
+            loaded, found = open_checkpoint(checkpoint, base, dtype, weights)
             heads, chosen = found.heads, open_policy(loaded, found)
         else:
-            loaded, heads, chosen = open_heads(checkpoint, base, dtype, tree)
+            loaded, heads, chosen = open_heads(checkpoint, base, dtype, tree, weights)
         engine = Engine(loaded.model, heads, max_length=min(loaded.max_length, MOST_CONTEXT))
         session = cls(loaded, engine, chosen)
         session.set_plain(plain)
