@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 import train_heads
-from medusa_cli import base, chat, data, demo, doctor, generate, measure, tree
+from medusa_cli import base, chat, data, demo, doctor, formats, generate, measure, tree
 from medusa_cli.common import examples
 
 app = typer.Typer(
@@ -31,7 +31,12 @@ TRAIN_EXAMPLES = examples(
     "medusa train --recipe recipes/smollm2-135m-hydra.yaml --out runs/mine",
     "medusa train --recipe recipes/smollm2-135m-hydra.yaml --out runs/mine --resume",
 )
-_TRY, _MAKE, _HERE = "Decode", "Make heads, one step at a time", "This machine"
+_TRY, _MAKE, _OTHERS, _HERE = (
+    "Decode",
+    "Make heads, one step at a time",
+    "Other programs' heads",
+    "This machine",
+)
 app.command("chat", rich_help_panel=_TRY, epilog=chat.EXAMPLES)(chat.chat)
 app.command("generate", rich_help_panel=_TRY, epilog=generate.EXAMPLES)(generate.generate)
 app.command("demo", rich_help_panel=_TRY, epilog=demo.EXAMPLES)(demo.demo)
@@ -41,6 +46,9 @@ app.command("train", rich_help_panel=_MAKE, epilog=TRAIN_EXAMPLES)(train_heads.m
 app.command("calibrate", rich_help_panel=_MAKE, epilog=measure.CALIBRATE_EXAMPLES)(measure.calibrate)
 app.command("cost", rich_help_panel=_MAKE, epilog=measure.COST_EXAMPLES)(measure.cost)
 app.add_typer(tree.app, name="tree", rich_help_panel=_MAKE)
+app.command("import", rich_help_panel=_OTHERS, epilog=formats.IMPORT_EXAMPLES)(formats.import_heads)
+app.command("export", rich_help_panel=_OTHERS, epilog=formats.EXPORT_EXAMPLES)(formats.export_heads)
+app.command("inspect", rich_help_panel=_OTHERS, epilog=formats.INSPECT_EXAMPLES)(formats.inspect)
 app.command("doctor", rich_help_panel=_HERE, epilog=doctor.EXAMPLES)(doctor.doctor)
 
 

@@ -1,0 +1,1 @@
+"""Heads in other programs' formats: one module for each."""
