@@ -8,7 +8,9 @@ BIN = $(VENV)/bin
 # --no-compile: Python compiles the few modules that are used when it first imports them, in less time.
 PIP = -m pip install --quiet --disable-pip-version-check --no-compile
 
-.PHONY: help install demo test test-vllm lint format clean
+VLLM_PYTHON = $(if $(wildcard $(VLLM_VENV)/.installed),--vllm-python $(VLLM_VENV)/bin/python)
+
+.PHONY: help install demo test test-vllm bench lint format clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -24,6 +26,10 @@ test: $(VENV)/.installed-dev lint ## ruff, then every test but vLLM's
 
 test-vllm: $(VLLM_VENV)/.installed ## the tests that run vLLM, in a .venv-vllm of its own (3 GB)
 	HF_HUB_OFFLINE=1 $(VLLM_VENV)/bin/python -m pytest -q -m vllm --timeout 900
+
+# vLLM takes part if `make test-vllm` has installed it. BENCH takes options: make bench BENCH=--quick
+bench: $(VENV)/.installed ## time of a step, throughput, others beside it, into runs/bench (15 quiet minutes on 2 cores)
+	$(BIN)/python -m benchmarks run --out runs/bench $(VLLM_PYTHON) $(BENCH)
 
 lint: $(VENV)/.installed-dev ## ruff check and format check
 	$(BIN)/ruff check .
