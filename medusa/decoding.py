@@ -180,13 +180,15 @@ class Engine:
             raise MedusaError(f"sampling: logit_bias names a token outside 0..{vocabulary - 1}")
         self._sampling[row] = sampling
         self._draws[row] = Draws(sampling.seed) if sampling.temperature > 0 else None
-        self._text[row][start:] = ids
+        # Until the prompt is read the row holds its kept beginning only: an interruption must not leave it more.
+        self.lengths[row] = self._lengths[row] = start
+        del self._text[row][start:]
         padded = [*ids]
         if self.compiled:
             room = self.cache.capacity - start
             padded += [ids[-1]] * (min(-(-len(ids) // COMPILED_PROMPT) * COMPILED_PROMPT, room) - len(ids))
         rules = gather_rules(
-            [sampling], [self._draws[row]], [0], [self._text[row]], 0, vocabulary, self.device
+            [sampling], [self._draws[row]], [0], [[*self._text[row], *ids]], 0, vocabulary, self.device
         )
         with grouped(self.config), _many_graphs(self.compiled):
             root, hidden = self._prefill(
@@ -197,8 +199,8 @@ class Engine:
                 self._span(start + len(padded)),
                 rules,
             )
-        self.lengths[row], self._lengths[row] = end, end
-        self._prompts[row] = end
+        self._text[row] += ids
+        self.lengths[row] = self._lengths[row] = self._prompts[row] = end
         self.hidden[row], self.root[row] = hidden[0], root[0]
         self._used.add(row)
         if self.policy is not None:
@@ -262,8 +264,8 @@ class Engine:
         ).cpu()  # the step's one wait for the device
         for row in used:
             new = int(result[row, -1])
-            self._lengths[row] += new
             self._text[row] += result[row, :new].tolist()
+            self._lengths[row] += new
         if self.policy is not None:
             self.policy.observe(used, [int(result[row, -1]) - 1 for row in used])
         return StepResult(tokens=result[:, :-1], counts=result[:, -1], hidden=out.states)

@@ -90,6 +90,45 @@ def test_random_trees_equal_plain_greedy(tree, kind, batch, seed):
     assert answers(engine, inputs, new=12) == [greedy(model, ids, 12) for ids in inputs]
 
 
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    tree=trees(depth=3),
+    kind=st.sampled_from(["medusa", "hydra"]),
+    batch=st.integers(1, 4),
+    params=st.builds(
+        SamplingParams,
+        temperature=st.sampled_from([0.0, 0.7, 1.2]),
+        top_p=st.sampled_from([0.8, 1.0]),
+        top_k=st.sampled_from([0, 5]),
+        repetition_penalty=st.sampled_from([1.0, 1.4]),
+        logit_bias=st.sampled_from([{}, {7: 2.0, 9: -float("inf")}]),
+        seed=st.integers(0, 99),
+    ),
+)
+def test_whatever_the_rules_a_tree_says_what_plain_decoding_says(tree, kind, batch, params):
+    """Sampled tokens too: a seed's draws belong to places in the answer and not to steps."""
+    model, heads = small_model(), small_heads(kind, seed=1)
+    inputs = prompts(2)[:4]
+    plain = answers(Engine(model, max_length=128), inputs, new=12, sampling=params)
+    assert (
+        answers(Engine(model, heads, tree, batch=batch, max_length=128), inputs, 12, sampling=params) == plain
+    )
+
+
+def test_greedy_with_a_repetition_penalty_equals_transformers():
+    model, heads = small_model(), small_heads("hydra", scale=0.0)
+    rules = SamplingParams(repetition_penalty=1.3)
+    for ids in prompts():
+        expected = model.generate(
+            torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids)),
+            max_new_tokens=30,
+            do_sample=False,
+            repetition_penalty=1.3,
+        )[0, len(ids) :].tolist()
+        assert answers(Engine(model, heads, BUSHY, max_length=128), [ids], 30, sampling=rules) == [expected]
+
+
 def test_own_lm_heads_decode_the_same_text():
     model = small_model()
     expected = [greedy(model, ids) for ids in prompts()]
@@ -194,3 +233,19 @@ def test_the_answer_never_runs_over_the_context():
     assert len(done.token_ids) == 10
     assert done.finish == "length"
     assert done.token_ids == greedy_without_eos(model, [5] * 30, 10)
+
+
+def test_an_interrupted_prefill_leaves_no_row_that_claims_what_it_does_not_hold(monkeypatch):
+    """Ctrl-C in the middle of a prompt: the next one starts after what is really there."""
+    model = small_model()
+    engine = Engine(model, max_length=128)
+    engine.prefill(0, prompts()[1])
+    layer = model.model.layers[1]
+    forward = layer.forward
+    monkeypatch.setattr(layer, "forward", lambda *a, **k: (_ for _ in ()).throw(KeyboardInterrupt))
+    follow_up = [*prompts()[1][:4], *prompts()[3][:20]]
+    with pytest.raises(KeyboardInterrupt):
+        engine.prefill(0, follow_up[4:], start=4)
+    monkeypatch.setattr(layer, "forward", forward)
+    assert engine.kept_prefix(0, follow_up) == 4
+    assert engine.prefill(0, follow_up[4:], start=4) == greedy(model, follow_up, 1)[0]
