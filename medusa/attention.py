@@ -28,6 +28,7 @@ def grouped_attention(
     attention_mask: torch.Tensor,
     scaling: float | None = None,
     spans: Sequence[int] | None = None,
+    unmasked: bool = False,
     **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
     """Attention in the form that transformers' layers call.
@@ -40,6 +41,7 @@ def grouped_attention(
         attention_mask: [B, 1, groups * q, S], additive, from `group_mask`.
         scaling: of the scores; None: 1 / sqrt(D).
         spans: [B] how far each row is read, at most S; None: all of it. What lies behind must be masked.
+        unmasked: every query sees every key; the mask is not read.
 
     Returns:
         [B, q, heads, D], and None in place of attention weights.
@@ -47,7 +49,9 @@ def grouped_attention(
     batch, heads, queries, size = query.shape
     kv_heads = key.shape[1]
     folded = query.reshape(batch, kv_heads, -1, size)  # [B, kv heads, groups * q, D]
-    if spans is None:
+    if unmasked:
+        out = F.scaled_dot_product_attention(folded, key, value, scale=scaling)
+    elif spans is None:
         out = F.scaled_dot_product_attention(folded, key, value, attn_mask=attention_mask, scale=scaling)
     else:
         out = query.new_empty(*folded.shape[:-1], value.shape[-1])

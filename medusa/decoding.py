@@ -243,19 +243,22 @@ class Engine:
             count = min(1 << (count - 1).bit_length(), self.batch)
         ends = [length + self.tree.width for length in self._lengths[:count]]
         self.cache.check_span(max(ends))
-        eager_rows = count > 1 and self.device.type == "cpu" and not self.compiled
+        eager = self.device.type == "cpu" and not self.compiled
+        step = self._step()
+        whole = eager and count == 1 and self.tree.width == 1 and step.base.windowless
         active = torch.zeros(count, dtype=torch.long)
         active[used] = 1
         with grouped(self.config), _many_graphs(self.compiled):
-            out = self._step()(
+            out = step(
                 *self.cache.rows(0, count),
                 self.lengths[:count],
                 self.root[:count],
                 self.hidden[:count],
                 active.to(self.device),
-                self._span(max(ends)),
+                ends[0] if whole else self._span(max(ends)),
                 self._rules(count),
-                ends if eager_rows else None,
+                ends if eager and count > 1 else None,
+                whole,
             )
         self.root[:count], self.hidden[:count] = out.root, out.hidden
         self.lengths[:count] += out.counts

@@ -34,7 +34,7 @@ class PackedLinear(nn.Linear):
         if rows > MOST or torch.is_grad_enabled():
             return F.linear(input, self.weight, self.bias)
         if not isinstance(self.packed, torch.Tensor):
-            return torch.ops.quantized.linear_dynamic_fp16(input, self.packed)
+            return torch.ops.quantized.linear_dynamic_fp16.default(input, self.packed)
         # One row: with one thread the default product reads memory as fast, with several it does not.
         if rows < FEWEST and torch.get_num_threads() == 1:
             return F.linear(input, self.weight, self.bias)

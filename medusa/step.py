@@ -106,6 +106,8 @@ class Body(nn.Module):
             )
         self._types = types
         self._window = getattr(self.config, "sliding_window", None)
+        self.windowless = self._window is None or types == {"full_attention"}
+        self._unread = torch.zeros(1, 1, 1, 1, device=model.get_output_embeddings().weight.device)
         # Models whose layers differ look their mask up by layer type; those with one type take the mask itself.
         self._takes_dict = hasattr(self.body, "has_sliding_layers") or len(types) > 1
 
@@ -113,8 +115,8 @@ class Body(nn.Module):
         self,
         ids: torch.Tensor,
         positions: torch.Tensor,
-        key_positions: torch.Tensor,
-        visible: torch.Tensor,
+        key_positions: torch.Tensor | None,
+        visible: torch.Tensor | None,
         cache: CacheView,
         spans: list[int] | None = None,
     ) -> torch.Tensor:
@@ -124,28 +126,36 @@ class Body(nn.Module):
             ids: [b, q] int64.
             positions: [b, q] int64, of the tokens.
             key_positions: [b, S] int64, of what the cache's span holds.
-            visible: [b, q, S] bool, which keys a token sees.
+            visible: [b, q, S] bool, which keys a token sees; None: all of them, in a model without sliding windows.
             cache: where keys and values go.
             spans: how far each row is read; see `attention.grouped_attention`.
         """
+        if visible is None:  # any mask keeps the model from making its own; the attention does not read it
+            masks = self._by_type(self._unread, self._unread)
+        else:
+            masks = self._masks(positions, key_positions, visible)
         return self.body(
             input_ids=ids,
-            attention_mask=self._masks(positions, key_positions, visible),
+            attention_mask=masks,
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
             spans=spans,
+            unmasked=visible is None,
         ).last_hidden_state
 
     def _masks(self, positions: torch.Tensor, keys: torch.Tensor, visible: torch.Tensor) -> object:
         """The mask in the form the model takes: one, or one for each type of layer (sliding windows)."""
         dtype = next(self.body.parameters()).dtype
         full = group_mask(visible, self.config, dtype)
-        if self._window is None or self._types == {"full_attention"}:
+        if self.windowless:
             sliding = full
         else:
             near = positions[:, :, None] - keys[:, None, :] < self._window
             sliding = group_mask(visible & near, self.config, dtype)
+        return self._by_type(full, sliding)
+
+    def _by_type(self, full: torch.Tensor, sliding: torch.Tensor) -> object:
         if not self._types:
             return sliding
         masks = {"full_attention": full, "sliding_attention": sliding}
@@ -216,6 +226,7 @@ class Step(nn.Module):
         span: int,
         rules: StepRules = GREEDY,
         spans: list[int] | None = None,
+        whole: bool = False,
     ) -> StepOutput:
         """
         Args:
@@ -228,10 +239,14 @@ class Step(nn.Module):
             span: positions of the cache that are read, at least the longest row's plus the tree's width.
             rules: how tokens are chosen.
             spans: how far each row is read; None: all of the span. For eager decoding on a CPU.
+            whole: the one row's one node sees all of the span, in a base without sliding windows: no mask is made.
         """
         tree = self.tree
         tokens = draft(self.heads, self.projections, self.embed, tree, hidden, root)
-        positions, key_positions, visible = self._view(lengths, span)
+        if whole:
+            positions, key_positions, visible = lengths[:, None], None, None
+        else:
+            positions, key_positions, visible = self._view(lengths, span)
         slots = lengths[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
         cache = CacheView(keys, values, slots, span)
         states = self.base(tokens, positions, key_positions, visible, cache, spans)  # [b, W, H]

@@ -13,10 +13,13 @@ import pytest
 import safetensors.torch
 import torch
 
-from medusa.base import Base
+from medusa.base import Base, load_base
 from medusa.checkpoint import load_checkpoint, save_checkpoint
+from medusa.data.template import encode_prompt
+from medusa.decoding import Engine
 from medusa.errors import MedusaError
 from medusa.export.vllm import export_vllm
+from medusa.generation import Request, generate
 from medusa.heads import HeadsConfig, build_heads
 from medusa.tree import Tree
 from tests.eval.small import make_base
@@ -196,3 +199,60 @@ def test_vllm_reads_every_tensor_and_answers_as_it_does_without_them(tmp_path, b
         assert seen["found"][name][: len(tensor)].equal(tensor), name
     assert seen["drafts"].equal(expected_drafts(checkpoint, base, seen["hidden"]))
     assert answers["fast"] == answers["plain"]
+
+
+COUNT_IN_VLLM = """
+import json, sys
+import vllm
+
+base, heads, file = sys.argv[1:]
+with open(file) as opened:
+    prompts = [{"prompt_token_ids": ids} for ids in json.load(opened)]
+
+if __name__ == "__main__":
+    engine = vllm.LLM(model=base, dtype="float32", max_model_len=256, max_num_seqs=1, enforce_eager=True,
+                      speculative_config={"method": "medusa", "model": heads, "num_speculative_tokens": 4},
+                      model_loader_extra_config={"enable_weights_track": False}, disable_log_stats=False)
+    sampling = vllm.SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
+    tokens = [list(output.outputs[0].token_ids) for output in engine.generate(prompts, sampling, use_tqdm=False)]
+    counts = {metric.name: metric.value for metric in engine.get_metrics() if hasattr(metric, "value")}
+    counts = {name: value for name, value in counts.items() if name.startswith("vllm:spec_decode")}
+    with open(file, "w") as opened:
+        json.dump({"tokens": tokens, "counts": counts}, opened)
+"""
+
+QUESTIONS = (
+    "Which tent is best for two people and a dog?",
+    "Are merino socks worth the price for hiking?",
+    "How do I wash a down jacket?",
+    "What is the difference between an OLED and an LED television?",
+    "Suggest a gift for a friend who likes baking.",
+    "Can I return headphones after opening the box?",
+)
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(900)
+def test_vllm_accepts_as_much_of_the_shipped_heads_chain_as_our_engine(tmp_path, smollm2, request):
+    base = load_base(str(smollm2), dtype=torch.float32)
+    shipped = request.config.rootpath / "checkpoints/smollm2-135m-shopping-medusa"
+    prompts = [encode_prompt(base.tokenizer, [{"role": "user", "content": text}]) for text in QUESTIONS]
+    out = export_vllm(shipped, tmp_path / "out", base)
+    (tmp_path / "prompts.json").write_text(json.dumps(prompts))
+    (tmp_path / "script.py").write_text(COUNT_IN_VLLM)
+    words = [sys.executable, "-P", str(tmp_path / "script.py"), str(base.path), str(out)]
+    environment = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1"}
+    subprocess.run([*words, str(tmp_path / "prompts.json")], env=environment, check=True)
+    found = json.loads((tmp_path / "prompts.json").read_text())
+    theirs = 1 + (
+        found["counts"]["vllm:spec_decode_num_accepted_tokens"]
+        / found["counts"]["vllm:spec_decode_num_drafts"]
+    )
+    engine = Engine(base.model, load_checkpoint(shipped, base).heads, Tree.chain(4), max_length=256)
+    requests = [Request(ids, 48, key=number) for number, ids in enumerate(prompts)]
+    done = sorted(generate(engine, requests, eos_ids=set()), key=lambda answer: answer.key)
+    assert [answer.token_ids for answer in done] == found["tokens"]
+    steps = sum(len(answer.accepted) for answer in done)
+    ours = sum(sum(answer.accepted) for answer in done) / steps
+    assert 1.2 < ours
+    assert theirs == pytest.approx(ours, rel=0.1)
