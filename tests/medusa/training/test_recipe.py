@@ -55,7 +55,7 @@ def test_an_unknown_key_names_the_nearest(file: Path, word: str, near: str) -> N
 
 
 def test_a_key_like_no_other_lists_them(file: Path) -> None:
-    with pytest.raises(MedusaError, match=r"unknown key 'training\.zzz'; known: epochs, "):
+    with pytest.raises(MedusaError, match=r"unknown key 'training\.zzz'; known: start, epochs, "):
         load_recipe(file, ["training.zzz=1"])
 
 
