@@ -101,7 +101,10 @@ class CostModel:
         steps = self.curves[rows]
         if width > steps[-1].width:
             return math.inf
-        return float(np.interp(width, [step.width for step in steps], [step.median for step in steps]))
+        # More nodes never take less time: where they seem to, that is the noise of a shared machine, and a tree that
+        # guesses nothing right would be chosen for it.
+        times = np.maximum.accumulate([step.median for step in steps])
+        return float(np.interp(width, [step.width for step in steps], times))
 
     def to_json(self, path: str | os.PathLike) -> None:
         """Writes the model, atomically."""

@@ -54,6 +54,11 @@ def test_costs_lie_on_the_lines_between_what_was_measured(batch: int, width: int
     assert model().seconds(batch, width) == pytest.approx(seconds)  # the same again, from memory
 
 
+def test_a_wider_step_never_seems_cheaper() -> None:
+    steps = [StepCost(width, t, t, t) for width, t in ((1, 1.0), (2, 0.9), (4, 1.5))]
+    assert [CostModel({1: steps}).seconds(1, width) for width in (1, 2, 3, 4)] == [1.0, 1.0, 1.25, 1.5]
+
+
 def test_costs_on_disk(tmp_path) -> None:
     model().to_json(tmp_path / "cost.json")
     assert CostModel.from_json(tmp_path / "cost.json") == model()
